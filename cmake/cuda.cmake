@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+# nvcc of a CUDA toolkit, or of pip's compiler packages (no lib64, no unversioned libraries).
+get_filename_component(specfused_cuda_root "${CMAKE_CUDA_COMPILER}" DIRECTORY)
+get_filename_component(specfused_cuda_root "${specfused_cuda_root}" DIRECTORY)
+find_library(SPECFUSED_CUDART NAMES cudart_static
+  PATHS ${specfused_cuda_root}/lib64 ${specfused_cuda_root}/lib
+        ${specfused_cuda_root}/targets/x86_64-linux/lib ${specfused_cuda_root}/targets/sbsa-linux/lib
+  NO_DEFAULT_PATH REQUIRED)
+get_filename_component(specfused_cudart_dir "${SPECFUSED_CUDART}" DIRECTORY)
+# CMake's compiler check links a program: let it find the runtime of pip's packages.
+set(ENV{LIBRARY_PATH} "${specfused_cudart_dir}:$ENV{LIBRARY_PATH}")
+set(CMAKE_CUDA_FLAGS_INIT "-L${specfused_cudart_dir}")
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES OFF)  # each folder names its own
+endif()
+set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+enable_language(CUDA)
+
+function(specfused_link_cudart target)
+  target_link_libraries(${target} PRIVATE ${SPECFUSED_CUDART} pthread dl rt)
+endfunction()
+
+set(SPECFUSED_SMXX_SOURCES
+  csrc/smxx/plan.cu)

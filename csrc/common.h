@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every header of the core shares: host/device qualifiers, element types, the error type.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define SPECFUSED_HD __host__ __device__ __forceinline__
+#else
+#define SPECFUSED_HD inline
+#endif
+
+namespace specfused {
+
+enum class DType : int32_t { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
+
+SPECFUSED_HD int dtype_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+// Rows of one step: a tree word has one bit per window column, so 64 is the widest window.
+constexpr int kMaxWindow = 64;
+
+template <class T>
+SPECFUSED_HD T ceil_div(T a, T b) {
+  return (a + b - 1) / b;
+}
+
+template <class T>
+SPECFUSED_HD T min_of(T a, T b) {
+  return a < b ? a : b;
+}
+
+template <class T>
+SPECFUSED_HD T max_of(T a, T b) {
+  return a > b ? a : b;
+}
+
+}  // namespace specfused

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every entry point of every implementation, one line each. Device entry points return a
+// cudaError_t as int (0: launched) and take the stream as an opaque pointer; they allocate nothing,
+// synchronise nothing and print nothing, so a captured graph can hold them.
+#pragma once
+
+#include "params.h"
+#include "plan.h"
+
+namespace specfused {
+
+namespace cpu {
+void store_rows(const AttnParams& p);
+// Units [begin, end) of bs * num_q_heads; store_rows must have run. Any split over threads.
+void verify_attn(const AttnParams& p, int64_t begin, int64_t end);
+void decode_attn(const AttnParams& p, int64_t begin, int64_t end);
+void commit(const CommitParams& p);
+void compact(const CompactParams& p);
+// committed == nullptr: QLEN_ONLY mask, else FULL_MASK.
+void tree_words_from_mask(const uint8_t* mask, int64_t mask_numel, const int64_t* committed,
+                          int32_t bs, int32_t width, int64_t* words);
+}  // namespace cpu
+
+namespace smxx {  // any GPU from sm_80 on
+int run_plan(const int64_t* seq_lens, int64_t seq_lens_offset, int32_t bs, int32_t num_kv_heads,
+             int32_t num_ctas, int32_t* plan, void* stream);
+int run_tree_words_from_links(const int64_t* next_token, const int64_t* next_sibling, int32_t bs,
+                              int32_t width, int64_t* words, void* stream);
+// committed == nullptr: QLEN_ONLY mask, else FULL_MASK.
+int run_tree_words_from_mask(const uint8_t* mask, int64_t mask_numel, const int64_t* committed,
+                             int32_t bs, int32_t width, int64_t* words, void* stream);
+int run_verify_attn(const AttnParams& p, void* stream);
+int run_decode_attn(const AttnParams& p, void* stream);
+int run_commit(const CommitParams& p, void* stream);
+int run_compact(const CompactParams& p, void* stream);
+// CTAs of a plan on a device; depends on nothing else, so one plan serves every step.
+int attn_num_ctas(int device, int head_dim, int* num_ctas);
+const char* error_string(int error);
+}  // namespace smxx
+
+}  // namespace specfused

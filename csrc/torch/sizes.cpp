@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ops without tensors: sizes that a caller needs before it can allocate, and build information.
+#include <torch/csrc/stable/library.h>
+
+#include "../launch.h"
+#include "../workspace.h"
+#include "build_info.h"
+#include "checks.h"
+
+namespace specfused::ops {
+namespace {
+
+int64_t plan_numel_op(int64_t bs, int64_t num_ctas) { return plan_numel(bs, num_ctas); }
+
+int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
+#ifdef SPECFUSED_HAS_CUDA
+  int num_ctas = 0;
+  const int error =
+      smxx::attn_num_ctas(static_cast<int>(device_index), static_cast<int>(head_dim), &num_ctas);
+  if (error != 0) fail("attn_num_ctas: CUDA device ", device_index, ": ", smxx::error_string(error));
+  return num_ctas;
+#else
+  fail("attn_num_ctas: this build must have CUDA kernels, got a CPU-only build (device ",
+       device_index, ", head_dim ", head_dim, ")");
+#endif
+}
+
+int64_t attn_workspace_bytes_op(int64_t num_ctas, int64_t rows_per_kv_head, int64_t head_dim) {
+  return attn_workspace_bytes(num_ctas, rows_per_kv_head, head_dim, DType::kBFloat16);
+}
+
+int64_t commit_workspace_bytes_op(int64_t bs, int64_t num_draft_tokens, int64_t vocab) {
+  return commit_workspace_bytes(bs * num_draft_tokens, vocab, /*has_targets=*/false);
+}
+
+// "version;nvcc;folder:arch;folder:arch...": no nvcc and no archs in a CPU-only build.
+std::string build_info_op() {
+  return std::string(version()) + ";" + cuda_compiler() + ";" + built_archs();
+}
+
+}  // namespace
+}  // namespace specfused::ops
+
+STABLE_TORCH_LIBRARY_IMPL(specfused, CompositeExplicitAutograd, m) {
+  m.impl("plan_numel", TORCH_BOX(&specfused::ops::plan_numel_op));
+  m.impl("attn_num_ctas", TORCH_BOX(&specfused::ops::attn_num_ctas_op));
+  m.impl("attn_workspace_bytes", TORCH_BOX(&specfused::ops::attn_workspace_bytes_op));
+  m.impl("commit_workspace_bytes", TORCH_BOX(&specfused::ops::commit_workspace_bytes_op));
+  m.impl("build_info", TORCH_BOX(&specfused::ops::build_info_op));
+}

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops of specfused, thin and typed. No op allocates: every result goes to a tensor you give.
+
+Shapes use bs = requests, W = rows per request (num_draft_tokens, root included; 1 = non-spec),
+Hq / Hkv = query / KV heads, D = head_dim, C = committed length of a request before the step.
+`csrc/kv_window.h` defines where rows are, `csrc/draft_tree.h` what a tree word means.
+
+Every op raises RuntimeError `<op>: <argument> must <requirement>, got <value>` for what the host can
+see. What only the device can see never crashes: a request whose index or length cannot be right is
+skipped (outputs untouched), a slot id outside the pool reads as slot 0 and is never written.
+"""
+
+import torch
+from torch import Tensor
+
+from specfused._load import load
+
+load()
+_ops = torch.ops.specfused
+
+
+def verify_attn(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    tree_words: Tensor | None,
+    out: Tensor,
+    *,
+    lse: Tensor | None = None,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
+    window_slots: Tensor | None = None,
+    plan: Tensor | None = None,
+    workspace: Tensor | None = None,
+    seq_lens_offset: int = 0,
+    sm_scale: float | None = None,
+    sinks: Tensor | None = None,
+    window: int = -1,
+    softcap: float = 0.0,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+) -> None:
+    """Attention of W rows per request over the committed KV and the visible part of the window.
+
+    Stores the step's K/V rows first, if given. Row i of a request sees its committed positions
+    0..C-1 and the window columns whose bit is set in its tree word. A row that sees nothing gets 0
+    and LSE -inf.
+
+    Args:
+        q: [bs*W, Hq, D] bfloat16, float16 or float32.
+        k_cache, v_cache: [slots, Hkv, D] of q's dtype; the pool. Mutated where rows are stored.
+        req_to_token: [requests, context] int32; row r lists the slots of request r by position.
+        req_pool_indices: [bs] int64; each request's row of req_to_token.
+        seq_lens: [bs] int64; C = seq_lens + seq_lens_offset.
+        tree_words: [bs, W] int64, one 64-bit word per row; None: a chain (row i sees 0..i).
+        out: [bs*W, Hq, D] of q's dtype.
+        lse: [bs*W, Hq] float32; natural logarithm of the softmax sum. Optional.
+        k_new, v_new: [bs*W, Hkv, D]; rows to store before attending. Optional.
+        out_cache_loc: [bs*W] int64; the slot of each new row.
+        window_slots: [bs, columns] int64; slots of the window columns, where they are not the
+            next ones of req_to_token (draft branches). columns <= 64.
+        plan: from `plan`; needed on CUDA, ignored on the CPU.
+        workspace: [attn_workspace_bytes(...)] uint8, zero before its first use; needed on CUDA.
+        seq_lens_offset: 0 when seq_lens excludes the step's rows, -W when it includes them.
+        sm_scale: scale of q k; default 1/sqrt(D).
+        sinks, window, softcap, k_scale, v_scale: not supported yet, refused by name.
+
+    Method: FlashAttention (arXiv 2205.14135) with split KV; tree masks as one word per row follow
+    SpecInfer (arXiv 2305.09781).
+    """
+    _ops.verify_attn.default(
+        q,
+        k_cache,
+        v_cache,
+        req_to_token,
+        req_pool_indices,
+        seq_lens,
+        tree_words,
+        out,
+        lse=lse,
+        k_new=k_new,
+        v_new=v_new,
+        out_cache_loc=out_cache_loc,
+        window_slots=window_slots,
+        plan=plan,
+        workspace=workspace,
+        seq_lens_offset=seq_lens_offset,
+        sm_scale=sm_scale,
+        sinks=sinks,
+        window=window,
+        softcap=softcap,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def decode_attn(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    out: Tensor,
+    *,
+    lse: Tensor | None = None,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
+    plan: Tensor | None = None,
+    workspace: Tensor | None = None,
+    seq_lens_offset: int = 0,
+    sm_scale: float | None = None,
+    sinks: Tensor | None = None,
+    window: int = -1,
+    softcap: float = 0.0,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+) -> None:
+    """The non-spec step: `verify_attn` with one row per request, which sees 0..C-1 and itself.
+
+    Arguments as in `verify_attn` with W = 1; seq_lens_offset is -1 where seq_lens already counts
+    the new row (a plain server's decode).
+    """
+    _ops.decode_attn.default(
+        q,
+        k_cache,
+        v_cache,
+        req_to_token,
+        req_pool_indices,
+        seq_lens,
+        out,
+        lse=lse,
+        k_new=k_new,
+        v_new=v_new,
+        out_cache_loc=out_cache_loc,
+        plan=plan,
+        workspace=workspace,
+        seq_lens_offset=seq_lens_offset,
+        sm_scale=sm_scale,
+        sinks=sinks,
+        window=window,
+        softcap=softcap,
+        k_scale=k_scale,
+        v_scale=v_scale,
+    )
+
+
+def commit(
+    draft_tokens: Tensor,
+    seq_lens: Tensor,
+    accept_index: Tensor,
+    num_correct_drafts: Tensor,
+    accept_lens: Tensor,
+    accept_tokens: Tensor,
+    bonus_tokens: Tensor,
+    new_seq_lens: Tensor,
+    *,
+    logits: Tensor | None = None,
+    targets: Tensor | None = None,
+    retrieve_next_token: Tensor | None = None,
+    retrieve_next_sibling: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
+    kv_ptrs: Tensor | None = None,
+    kv_row_bytes: Tensor | None = None,
+    num_slots: int = 0,
+    workspace: Tensor | None = None,
+) -> None:
+    """Ends a greedy step: target choice, tree walk, bookkeeping, accepted KV rows to the front.
+
+    From the root the walk takes the child whose token is the target's choice at the current node;
+    of equal siblings the first counts. Accepted row j moves from the slot of its node to the slot
+    of window column j, in every buffer of the table; a chain moves nothing.
+
+    Args:
+        draft_tokens: [bs, W] int64; column 0 is the root (the last emitted token).
+        seq_lens: [bs] int64 committed lengths before the step.
+        accept_index: [bs, P] int32 out; flat node ids (request*W + node) in path order, -1 behind.
+            P = longest path = draft steps + 1.
+        num_correct_drafts: [bs] int32 out; without the bonus token.
+        accept_lens: [bs] int32 out; with it = rows kept = tokens emitted.
+        accept_tokens: [bs, P] int32 out; the emitted tokens in path order, -1 behind.
+        bonus_tokens: [bs] int32 out; the last emitted token, root of the next step.
+        new_seq_lens: [bs] int64 out; seq_lens + accept_lens.
+        logits: [bs*W, vocab] float32, bfloat16 or float16; the choice is argmax, ties to the lowest
+            id, NaN counts as largest (torch.argmax).
+        targets: [bs, W] int64, instead of logits.
+        retrieve_next_token, retrieve_next_sibling: [bs, W] int64 links, -1 = none; both None: chain.
+        out_cache_loc: [bs*W] int64, slots that the verify step wrote. Needed with kv_ptrs.
+        kv_ptrs, kv_row_bytes, num_slots: from `kv_table`; without them no KV moves.
+        workspace: [commit_workspace_bytes(bs, W, vocab)] uint8; needed on CUDA with logits.
+
+    Method: greedy tree verification of EAGLE (arXiv 2401.15077) and SpecInfer (arXiv 2305.09781).
+    """
+    _ops.commit.default(
+        draft_tokens,
+        seq_lens,
+        accept_index,
+        num_correct_drafts,
+        accept_lens,
+        accept_tokens,
+        bonus_tokens,
+        new_seq_lens,
+        logits=logits,
+        targets=targets,
+        retrieve_next_token=retrieve_next_token,
+        retrieve_next_sibling=retrieve_next_sibling,
+        out_cache_loc=out_cache_loc,
+        kv_ptrs=kv_ptrs,
+        kv_row_bytes=kv_row_bytes,
+        num_slots=num_slots,
+        workspace=workspace,
+    )
+
+
+def compact(
+    kv_ptrs: Tensor,
+    kv_row_bytes: Tensor,
+    num_slots: int,
+    out_cache_loc: Tensor,
+    accept_index: Tensor,
+    accept_lens: Tensor,
+) -> None:
+    """The KV part of `commit` alone: applies an earlier decision.
+
+    Args:
+        kv_ptrs, kv_row_bytes, num_slots: from `kv_table`.
+        out_cache_loc: [bs, W] int64 slots of the verify step itself (a table row may have been
+            recycled since).
+        accept_index: [bs, P] int32, accept_lens: [bs] int32, as `commit` wrote them.
+    """
+    _ops.compact.default(
+        kv_ptrs, kv_row_bytes, num_slots, out_cache_loc, accept_index, accept_lens
+    )
+
+
+def kv_table(buffers: list[Tensor]) -> tuple[Tensor, Tensor, int]:
+    """Address table of K and V buffers for `commit` and `compact`.
+
+    Args:
+        buffers: K and V buffers of all layers, [slots, ...] each, contiguous, on one device.
+
+    Returns:
+        kv_ptrs [n] int64, kv_row_bytes [n] int64 (on the buffers' device) and the slot count. The
+        table holds raw addresses: keep the buffers alive as long as it is used.
+
+    Raises:
+        ValueError: buffers differ in slots or device, or one is not contiguous.
+    """
+    if not buffers:
+        raise ValueError("kv_table: buffers must hold at least one tensor, got none")
+    first = buffers[0]
+    for t in buffers:
+        if t.shape[0] != first.shape[0] or t.device != first.device or not t.is_contiguous():
+            raise ValueError(
+                "kv_table: buffers must be contiguous, on one device and of one slot count, got "
+                f"{tuple(t.shape)} on {t.device} beside {tuple(first.shape)} on {first.device}"
+            )
+    ptrs = torch.tensor([t.data_ptr() for t in buffers], dtype=torch.int64, device=first.device)
+    row_bytes = [t.stride(0) * t.element_size() for t in buffers]
+    strides = torch.tensor(row_bytes, dtype=torch.int64, device=first.device)
+    return ptrs, strides, first.shape[0]
+
+
+def plan(
+    seq_lens: Tensor,
+    num_kv_heads: int,
+    num_ctas: int,
+    out: Tensor,
+    *,
+    seq_lens_offset: int = 0,
+) -> None:
+    """Split plan of a batch, once per step for all layers: which CTA attends which KV tiles.
+
+    From lengths only, never from W, so that both modes split the same lengths alike.
+
+    Args:
+        seq_lens: [bs] int64; C = seq_lens + seq_lens_offset.
+        num_kv_heads: Hkv of this rank.
+        num_ctas: from `attn_num_ctas`.
+        out: [plan_numel(bs, num_ctas)] int32.
+
+    Method: stream-K (arXiv 2301.03598) over KV tiles of 64 positions.
+    """
+    _ops.plan.default(seq_lens, num_kv_heads, num_ctas, out, seq_lens_offset=seq_lens_offset)
+
+
+def tree_words_from_links(
+    retrieve_next_token: Tensor, retrieve_next_sibling: Tensor, words: Tensor
+) -> None:
+    """Tree words from first-child and next-sibling links.
+
+    Args:
+        retrieve_next_token, retrieve_next_sibling: [bs, W] int64, -1 = none; children have larger
+            indices than their parents. A node that no link reaches sees only itself.
+        words: [bs, W] int64 out.
+    """
+    _ops.tree_words_from_links.default(retrieve_next_token, retrieve_next_sibling, words)
+
+
+def tree_words_from_mask(
+    custom_mask: Tensor, words: Tensor, *, seq_lens: Tensor | None = None
+) -> None:
+    """Tree words from a flat boolean mask.
+
+    Args:
+        custom_mask: flat bool or uint8. Without seq_lens [bs, W, W] (QLEN_ONLY); with seq_lens each
+            request has W rows of C + W cells (FULL_MASK). May be longer than needed.
+        words: [bs, W] int64 out. Exactly the mask's bits: an empty row stays empty.
+        seq_lens: [bs] int64 committed lengths, for FULL_MASK. Cells outside the mask read as false.
+    """
+    _ops.tree_words_from_mask.default(custom_mask, words, seq_lens=seq_lens)
+
+
+def plan_numel(bs: int, num_ctas: int) -> int:
+    """Entries of a plan tensor."""
+    return _ops.plan_numel.default(bs, num_ctas)
+
+
+def attn_num_ctas(device_index: int, head_dim: int) -> int:
+    """CTAs that a plan should have on this GPU.
+
+    Raises:
+        RuntimeError: this build has no CUDA kernels, or there is no such device.
+    """
+    return _ops.attn_num_ctas.default(device_index, head_dim)
+
+
+def attn_workspace_bytes(num_ctas: int, rows_per_kv_head: int, head_dim: int) -> int:
+    """Bytes of the attention workspace for up to rows_per_kv_head = W * Hq / Hkv rows.
+
+    A workspace must be zero before its first use; each launch leaves it fit for the next.
+    """
+    return _ops.attn_workspace_bytes.default(num_ctas, rows_per_kv_head, head_dim)
+
+
+def commit_workspace_bytes(bs: int, num_draft_tokens: int, vocab: int) -> int:
+    """Bytes of the workspace that `commit` needs with logits; it needs no initial value."""
+    return _ops.commit_workspace_bytes.default(bs, num_draft_tokens, vocab)
+
+
+def build_info() -> dict[str, object]:
+    """What this build is: {"version", "cuda_compiler" or None, "archs": ["smxx:sm_90a", ...]}."""
+    version, compiler, *archs = _ops.build_info.default().split(";")
+    return {
+        "version": version,
+        "cuda_compiler": compiler or None,
+        "archs": [a for a in archs if a],
+    }

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Entry point of the group `sglang.srt.plugins`: SGLang calls `register` once in every process.
+
+Only official hooks are used: the choices list of the command line, the attention backend registry,
+and one AROUND hook on the factory of draft backends, whose table of names has no registry. Nothing
+heavy is imported here; the backend comes in when a model runner asks for it.
+"""
+
+import logging
+
+from specfused.sglang import compat
+
+NAME = "specfused"
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Makes `--attention-backend specfused` known to this process.
+
+    Raises:
+        compat.UnsupportedVersion: SGLang logs it and goes on without the plugin, so the name is
+            then refused by its command line.
+    """
+    compat.check_version()
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES, add_attention_backend_choices
+
+    if NAME not in ATTENTION_BACKEND_CHOICES:
+        add_attention_backend_choices([NAME])
+    register_attention_backend(NAME)(_create)
+    HookRegistry.register(
+        "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
+        _create_draft_backend,
+        HookType.AROUND,
+    )
+
+
+def _create(runner):
+    from specfused.sglang.backend import create_backend
+
+    return create_backend(runner)
+
+
+def _create_draft_backend(original, factory, backend_name, backend_map, *args, **kwargs):
+    """Adds specfused to the names that the draft factory knows."""
+    multi_step = backend_map.get("triton") == factory._create_triton_decode_backend
+
+    def create():
+        from specfused.sglang.backend import create_backend
+        from specfused.sglang.draft import SpecFusedMultiStepDraftBackend
+
+        runner = factory.draft_model_runner
+        if not multi_step:
+            return create_backend(runner, with_prefill=True)
+        return SpecFusedMultiStepDraftBackend(
+            runner, factory.topk, factory.speculative_num_steps
+        )
+
+    entry = compat.draft_factory_entry(NAME, create)
+    return original(factory, backend_name, {**backend_map, NAME: entry}, *args, **kwargs)
