@@ -32,8 +32,8 @@ SPECFUSED_HD int node_depth(TreeWord word) {
   return count - 1;
 }
 
-// Words from first-child / next-sibling links (-1 = none) of one request. Nodes that no link reaches
-// see only themselves, so no row is empty. Links that do not point forward are ignored.
+// Words from first-child / next-sibling links (-1 = none) of one request. Nodes that no link
+// reaches see only themselves, so no row is empty. Links that do not point forward are ignored.
 SPECFUSED_HD void words_from_links(const int64_t* next_token, const int64_t* next_sibling,
                                    int width, TreeWord* words) {
   for (int c = 0; c < width; ++c) words[c] = node_bit(c);
@@ -59,8 +59,8 @@ SPECFUSED_HD int64_t qlen_only_offset(int64_t request, int64_t row, int64_t widt
   return (request * width + row) * width;
 }
 
-// The same in a FULL_MASK: request r has W rows of C_r + W cells; committed_before = sum of C_j over
-// the requests before it. 256 requests x 64 rows x 131072 cells exceed 32 bits.
+// The same in a FULL_MASK: request r has W rows of C_r + W cells; committed_before = sum of C_j
+// over the requests before it. 256 requests x 64 rows x 131072 cells exceed 32 bits.
 SPECFUSED_HD int64_t full_mask_offset(int64_t committed_before, int64_t committed, int64_t request,
                                       int64_t row, int64_t width) {
   return width * (committed_before + width * request) + row * (committed + width) + committed;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The KV window: where a request's KV rows are, in both modes. Nothing else in the project defines it.
+// The KV window: where a request's KV rows are, in both modes. Nothing else in the project defines
+// it.
 //
 //   position   0 ............ C-1 | C .......... C+W-1 | C+W ...
 //   slots      committed KV       | the window          | reserve (the engine's)
@@ -15,11 +16,11 @@
 namespace specfused {
 
 struct KvWindow {
-  const int32_t* row;          // req_to_token[request]: row[p] is the slot of position p
+  const int32_t* row;           // req_to_token[request]: row[p] is the slot of position p
   const int64_t* window_slots;  // slots of columns 0..width-1, or null: row[C + column]
-  int64_t committed;           // C
-  int32_t width;               // columns of the window that rows of this step may see
-  int64_t num_slots;           // rows of the pool
+  int64_t committed;            // C
+  int32_t width;                // columns of the window that rows of this step may see
+  int64_t num_slots;            // rows of the pool
 
   SPECFUSED_HD int64_t end() const { return committed + width; }
 

@@ -9,19 +9,19 @@ namespace specfused {
 
 // verify_attn and decode_attn. decode_attn is num_rows = 1, tree_words = null.
 struct AttnParams {
-  const void* q;           // [bs * num_rows, num_q_heads, head_dim]
-  void* k_cache;           // [num_slots, num_kv_heads, head_dim]
-  void* v_cache;           // [num_slots, num_kv_heads, head_dim]
-  const void* k_new;       // [bs * num_rows, num_kv_heads, head_dim] or null: nothing to store
-  const void* v_new;       // same
+  const void* q;      // [bs * num_rows, num_q_heads, head_dim]
+  void* k_cache;      // [num_slots, num_kv_heads, head_dim]
+  void* v_cache;      // [num_slots, num_kv_heads, head_dim]
+  const void* k_new;  // [bs * num_rows, num_kv_heads, head_dim] or null: nothing to store
+  const void* v_new;  // same
   const int64_t* out_cache_loc;  // [bs * num_rows], slot of each new row; null without k_new
   const int64_t* tree_words;     // [bs, num_rows], TreeWord bits; null: row i sees columns 0..i
-  void* out;               // [bs * num_rows, num_q_heads, head_dim]
-  float* lse;              // [bs * num_rows, num_q_heads], natural log; or null
-  const int32_t* plan;     // see plan.h; CUDA only
-  void* workspace;         // partial results and counters; CUDA only
+  void* out;                     // [bs * num_rows, num_q_heads, head_dim]
+  float* lse;                    // [bs * num_rows, num_q_heads], natural log; or null
+  const int32_t* plan;           // see plan.h; CUDA only
+  void* workspace;               // partial results and counters; CUDA only
 
-  WindowTable table;       // where the KV rows are
+  WindowTable table;  // where the KV rows are
 
   int64_t stride_q_row, stride_q_head;
   int64_t stride_k_slot, stride_k_head;
@@ -29,17 +29,17 @@ struct AttnParams {
   int64_t stride_k_new_row, stride_k_new_head;
   int64_t stride_v_new_row, stride_v_new_head;
   int64_t stride_out_cache_loc;
-  int64_t stride_words;    // elements between requests of tree_words; 0: one tree for all
+  int64_t stride_words;  // elements between requests of tree_words; 0: one tree for all
   int64_t stride_out_row, stride_out_head;
 
   int32_t bs;
-  int32_t num_rows;        // query rows per request
+  int32_t num_rows;  // query rows per request
   int32_t num_q_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
-  int32_t num_ctas;        // CTAs of the plan; CUDA only
+  int32_t num_ctas;  // CTAs of the plan; CUDA only
   float sm_scale;
-  DType dtype;             // of q, caches, new rows and out
+  DType dtype;  // of q, caches, new rows and out
 };
 
 // Where the KV rows of all layers are, as raw addresses: one table for any number of layers.
@@ -68,8 +68,8 @@ struct CommitParams {
   KvTable kv;
   int64_t stride_logits_row;
   int32_t bs;
-  int32_t width;                 // W = num_draft_tokens
-  int32_t max_path;              // most rows a path can have: draft steps + 1
+  int32_t width;     // W = num_draft_tokens
+  int32_t max_path;  // most rows a path can have: draft steps + 1
   int64_t vocab;
   DType logits_dtype;
 };

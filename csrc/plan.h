@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The split plan: which CTA attends which KV tiles. From lengths only, never from the rows of a step.
+// The split plan: which CTA attends which KV tiles. From lengths only, never from the rows of a
+// step.
 //
-// A unit is one (request, KV head). Its KV is cut into tiles of kTileTokens positions anchored at 0.
-// The last tile of a unit, the tail, also holds the window, however many columns a step gives it, so
-// the same lengths give the same splits in both modes. All tiles of all units form one line, request
-// major, then head, then tile; CTA i takes tiles [i * per_cta, (i + 1) * per_cta) of it (stream-K,
-// arXiv 2301.03598; FlashMLA balances its requests the same way). A unit that crosses CTA borders is
-// split; its parts are combined in split order.
+// A unit is one (request, KV head). Its KV is cut into tiles of kTileTokens positions anchored at
+// 0. The last tile of a unit, the tail, also holds the window, however many columns a step gives
+// it, so the same lengths give the same splits in both modes. All tiles of all units form one line,
+// request major, then head, then tile; CTA i takes tiles [i * per_cta, (i + 1) * per_cta) of it
+// (stream-K, arXiv 2301.03598; FlashMLA balances its requests the same way). A unit that crosses
+// CTA borders is split; its parts are combined in split order.
 //
 // As a tensor (int32): header[kPlanHeader], tile_begin[bs + 1], first_request[num_ctas].
 #pragma once

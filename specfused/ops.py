@@ -5,9 +5,9 @@ Shapes use bs = requests, W = rows per request (num_draft_tokens, root included;
 Hq / Hkv = query / KV heads, D = head_dim, C = committed length of a request before the step.
 `csrc/kv_window.h` defines where rows are, `csrc/draft_tree.h` what a tree word means.
 
-Every op raises RuntimeError `<op>: <argument> must <requirement>, got <value>` for what the host can
-see. What only the device can see never crashes: a request whose index or length cannot be right is
-skipped (outputs untouched), a slot id outside the pool reads as slot 0 and is never written.
+Every op raises RuntimeError `<op>: <argument> must <requirement>, got <value>` for what the host
+can see. What only the device can see never crashes: a request whose index or length cannot be right
+is skipped (outputs untouched), a slot id outside the pool reads as slot 0 and is never written.
 """
 
 import torch
@@ -189,7 +189,7 @@ def commit(
         logits: [bs*W, vocab] float32, bfloat16 or float16; the choice is argmax, ties to the lowest
             id, NaN counts as largest (torch.argmax).
         targets: [bs, W] int64, instead of logits.
-        retrieve_next_token, retrieve_next_sibling: [bs, W] int64 links, -1 = none; both None: chain.
+        retrieve_next_token, retrieve_next_sibling: [bs, W] int64 links, -1 = none; None: chain.
         out_cache_loc: [bs*W] int64, slots that the verify step wrote. Needed with kv_ptrs.
         kv_ptrs, kv_row_bytes, num_slots: from `kv_table`; without them no KV moves.
         workspace: [commit_workspace_bytes(bs, W, vocab)] uint8; needed on CUDA with logits.
@@ -233,9 +233,7 @@ def compact(
             recycled since).
         accept_index: [bs, P] int32, accept_lens: [bs] int32, as `commit` wrote them.
     """
-    _ops.compact.default(
-        kv_ptrs, kv_row_bytes, num_slots, out_cache_loc, accept_index, accept_lens
-    )
+    _ops.compact.default(kv_ptrs, kv_row_bytes, num_slots, out_cache_loc, accept_index, accept_lens)
 
 
 def kv_table(buffers: list[Tensor]) -> tuple[Tensor, Tensor, int]:

@@ -60,8 +60,8 @@ void attend_row(const AttnParams& p, const KvWindow& window, TreeWord word, int6
   const bool empty = s.slots.empty();
   for (int d = 0; d < dim; ++d) out[d] = T::round(empty ? 0.0f : float(s.acc[d] / sum));
   if (p.lse != nullptr) {
-    p.lse[row * p.num_q_heads + head] = empty ? -std::numeric_limits<float>::infinity()
-                                              : static_cast<float>(max + std::log(sum));
+    p.lse[row * p.num_q_heads + head] =
+        empty ? -std::numeric_limits<float>::infinity() : static_cast<float>(max + std::log(sum));
   }
 }
 

@@ -10,7 +10,8 @@
 namespace specfused::cpu {
 namespace {
 
-// Index of the largest logit; the lowest of equals; a NaN counts as the largest, as in torch.argmax.
+// Index of the largest logit; the lowest of equals; a NaN counts as the largest, as in
+// torch.argmax.
 template <class T>
 int64_t argmax(const T* logits, int64_t vocab) {
   int64_t best = 0;

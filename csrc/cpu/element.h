@@ -48,7 +48,8 @@ struct Float16 {
     const uint32_t magnitude = u & 0x7fffffff;
     if (magnitude > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00)};
     if (magnitude >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00)};  // rounds to inf
-    if (magnitude < 0x38800000u) {  // subnormal: adding 0.5 leaves multiples of 2^-24 in the low bits
+    if (magnitude <
+        0x38800000u) {  // subnormal: adding 0.5 leaves multiples of 2^-24 in the low bits
       const float shifted = bits_to_float(magnitude) + 0.5f;
       return {static_cast<uint16_t>(sign | (float_to_bits(shifted) - float_to_bits(0.5f)))};
     }

@@ -86,8 +86,8 @@ PYBIND11_MODULE(_host, m) {
   m.def("full_mask_offset", &full_mask_offset, py::arg("committed_before"), py::arg("committed"),
         py::arg("request"), py::arg("row"), py::arg("width"),
         "Flat offset of a row's first window cell in a FULL_MASK.");
-  m.def("qlen_only_offset", &qlen_only_offset, py::arg("request"), py::arg("row"),
-        py::arg("width"), "The same in a QLEN_ONLY mask.");
+  m.def("qlen_only_offset", &qlen_only_offset, py::arg("request"), py::arg("row"), py::arg("width"),
+        "The same in a QLEN_ONLY mask.");
   m.def("node_position", &node_position, py::arg("committed"), py::arg("depth"));
   m.def("slide", &slide, py::arg("committed"), py::arg("accept_lens"));
   m.def("plan", &plan_of, py::arg("seq_lens"), py::arg("num_kv_heads"), py::arg("num_ctas"),

@@ -125,8 +125,9 @@ inline AttnParams attn_params(const Checker& c, const AttnArgs& a, int64_t num_r
     c.tensor("plan", *a.plan, {ScalarType::Int}, 1);
     c.contiguous("plan", *a.plan);
     p.num_ctas = static_cast<int32_t>(a.plan->size(0) - plan_numel(bs.value, 0));
-    c.require(p.num_ctas > 0, "plan", "have more than " + std::to_string(plan_numel(bs.value, 0)) +
-                                          " entries (plan_numel(bs, num_ctas))",
+    c.require(p.num_ctas > 0, "plan",
+              "have more than " + std::to_string(plan_numel(bs.value, 0)) +
+                  " entries (plan_numel(bs, num_ctas))",
               std::to_string(a.plan->size(0)));
   }
   if (a.workspace.has_value()) {

@@ -73,8 +73,7 @@ class Checker {
               int64_t rank) const {
     const bool same_device =
         t.device().type() == anchor_.device().type() && t.get_device() == anchor_.get_device();
-    require(same_device, arg, std::string("be on the device of ") + anchor_name_,
-            "another device");
+    require(same_device, arg, std::string("be on the device of ") + anchor_name_, "another device");
     bool ok = false;
     std::string names;
     for (ScalarType type : types) {

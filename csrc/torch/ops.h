@@ -23,11 +23,11 @@ struct Ops {
                           std::optional<double> k_scale, std::optional<double> v_scale) {
     const Checker c("verify_attn", "q", q);
     refuse_features(c.op(), sinks, window, softcap, k_scale, v_scale);
-    AttnParams p = attn_params(c,
-                               {q, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, out,
-                                lse, k_new, v_new, out_cache_loc, plan, workspace, seq_lens_offset,
-                                sm_scale},
-                               /*num_rows=*/-1);
+    AttnParams p =
+        attn_params(c,
+                    {q, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, out, lse, k_new,
+                     v_new, out_cache_loc, plan, workspace, seq_lens_offset, sm_scale},
+                    /*num_rows=*/-1);
     add_tree(c, tree_words, window_slots, p);
     if (p.bs > 0) D::verify_attn(c, p, bytes_of(workspace), q);
   }
@@ -43,11 +43,11 @@ struct Ops {
                           std::optional<double> v_scale) {
     const Checker c("decode_attn", "q", q);
     refuse_features(c.op(), sinks, window, softcap, k_scale, v_scale);
-    const AttnParams p = attn_params(c,
-                                     {q, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
-                                      out, lse, k_new, v_new, out_cache_loc, plan, workspace,
-                                      seq_lens_offset, sm_scale},
-                                     /*num_rows=*/1);
+    const AttnParams p =
+        attn_params(c,
+                    {q, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens, out, lse, k_new,
+                     v_new, out_cache_loc, plan, workspace, seq_lens_offset, sm_scale},
+                    /*num_rows=*/1);
     if (p.bs > 0) D::decode_attn(c, p, bytes_of(workspace), q);
   }
 
@@ -145,6 +145,6 @@ struct Ops {
 }  // namespace specfused::ops
 
 // One place that knows which ops take tensors: every device file expands it.
-#define SPECFUSED_TENSOR_OPS(X)                                                              \
-  X(verify_attn) X(decode_attn) X(commit) X(compact) X(plan) X(tree_words_from_links) \
-      X(tree_words_from_mask)
+#define SPECFUSED_TENSOR_OPS(X) \
+  X(verify_attn)                \
+  X(decode_attn) X(commit) X(compact) X(plan) X(tree_words_from_links) X(tree_words_from_mask)

@@ -81,10 +81,10 @@ struct Cuda {
   static void plan(const Checker& c, const Tensor& seq_lens, int64_t offset, int32_t num_kv_heads,
                    int32_t num_ctas, const Tensor& out) {
     const CudaScope scope(c.op(), out);
-    check_launch(c.op(), smxx::run_plan(int64s(seq_lens), offset,
-                                        static_cast<int32_t>(seq_lens.size(0)), num_kv_heads,
-                                        num_ctas, static_cast<int32_t*>(out.data_ptr()),
-                                        scope.stream()));
+    check_launch(c.op(),
+                 smxx::run_plan(int64s(seq_lens), offset, static_cast<int32_t>(seq_lens.size(0)),
+                                num_kv_heads, num_ctas, static_cast<int32_t*>(out.data_ptr()),
+                                scope.stream()));
   }
   static void tree_words_from_links(const Checker& c, const Tensor& next_token,
                                     const Tensor& next_sibling, int32_t bs, int32_t width,
@@ -104,6 +104,23 @@ struct Cuda {
   }
 };
 
+void bench_read(const Tensor& src, const Tensor& sink) {
+  const Checker c("bench_read", "src", src);
+  c.contiguous("src", src);
+  c.tensor("sink", sink, {ScalarType::Int}, 1);
+  c.require(sink.numel() >= 1, "sink", "have at least 1 entry", "0");
+  const int64_t bytes = src.numel() * static_cast<int64_t>(src.element_size());
+  check_aligned(c, "src", src.data_ptr(), DType::kFloat32, {bytes / 4});
+  const CudaScope scope(c.op(), src);
+  check_launch(c.op(),
+               smxx::run_bench_read(src.data_ptr(), bytes, sink.data_ptr(), scope.stream()));
+}
+
+void bench_empty(const Tensor& anchor) {
+  const CudaScope scope("bench_empty", anchor);
+  check_launch("bench_empty", smxx::run_bench_empty(scope.stream()));
+}
+
 }  // namespace
 }  // namespace specfused::ops
 
@@ -111,4 +128,6 @@ STABLE_TORCH_LIBRARY_IMPL(specfused, CUDA, m) {
 #define SPECFUSED_IMPL(op) m.impl(#op, TORCH_BOX(&specfused::ops::Ops<specfused::ops::Cuda>::op));
   SPECFUSED_TENSOR_OPS(SPECFUSED_IMPL)
 #undef SPECFUSED_IMPL
+  m.impl("bench_read", TORCH_BOX(&specfused::ops::bench_read));
+  m.impl("bench_empty", TORCH_BOX(&specfused::ops::bench_empty));
 }

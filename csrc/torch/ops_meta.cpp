@@ -22,9 +22,11 @@ struct NoOp<void (*)(Args...)> {
 }  // namespace specfused::ops
 
 STABLE_TORCH_LIBRARY_IMPL(specfused, Meta, m) {
-#define SPECFUSED_IMPL(op)                                    \
-  m.impl(#op, TORCH_BOX(&specfused::ops::NoOp<decltype(       \
-                            &specfused::ops::Ops<specfused::ops::Meta>::op)>::call));
+#define SPECFUSED_IMPL(op) \
+  m.impl(                  \
+      #op,                 \
+      TORCH_BOX(           \
+          &specfused::ops::NoOp<decltype(&specfused::ops::Ops<specfused::ops::Meta>::op)>::call));
   SPECFUSED_TENSOR_OPS(SPECFUSED_IMPL)
 #undef SPECFUSED_IMPL
 }

@@ -17,7 +17,8 @@ int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
   int num_ctas = 0;
   const int error =
       smxx::attn_num_ctas(static_cast<int>(device_index), static_cast<int>(head_dim), &num_ctas);
-  if (error != 0) fail("attn_num_ctas: CUDA device ", device_index, ": ", smxx::error_string(error));
+  if (error != 0)
+    fail("attn_num_ctas: CUDA device ", device_index, ": ", smxx::error_string(error));
   return num_ctas;
 #else
   fail("attn_num_ctas: this build must have CUDA kernels, got a CPU-only build (device ",

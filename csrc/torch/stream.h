@@ -8,8 +8,8 @@
 #include "checks.h"
 
 // Weak: null in a CPU build of torch, resolved by libtorch_cuda elsewhere.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(
-    int32_t device_index, void** ret_stream);
+extern "C" __attribute__((weak)) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 
 namespace specfused::ops {
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""specfused inside SGLang. The only place that imports SGLang; `compat` alone knows its versions."""
+"""specfused inside SGLang: the only place that imports it; `compat` alone knows its versions."""

@@ -54,9 +54,7 @@ def _create_draft_backend(original, factory, backend_name, backend_map, *args, *
         runner = factory.draft_model_runner
         if not multi_step:
             return create_backend(runner, with_prefill=True)
-        return SpecFusedMultiStepDraftBackend(
-            runner, factory.topk, factory.speculative_num_steps
-        )
+        return SpecFusedMultiStepDraftBackend(runner, factory.topk, factory.speculative_num_steps)
 
     entry = compat.draft_factory_entry(NAME, create)
     return original(factory, backend_name, {**backend_map, NAME: entry}, *args, **kwargs)

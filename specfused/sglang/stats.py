@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof that our ops ran: SPECFUSED_STATS=FILE writes the calls per role and forward mode as JSON."""
+"""Proof that our ops ran: SPECFUSED_STATS=FILE gets the calls per role and forward mode as JSON."""
 
 import atexit
 import json

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo   everything it needs, then a real engine with and without speculation
+# make test   everything it needs, then lint and all tests
+# Both set up .venv (Python >= 3.10, CPU build of torch) and .sglang/<version> on first use.
+
+PYTHON ?= python3
+VENV ?= .venv
+SGLANG_VERSIONS = 0.5.17 0.5.23
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check -q
+SOURCES := $(shell find csrc cmake specfused -name '*.[ch]*' -o -name '*.cu' -o -name '*.py' \
+             -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml
+
+.PHONY: demo test lint bench install clean
+
+demo: install
+	$(BIN)/python bench/demo.py
+
+test: install lint
+	SPECFUSED_REQUIRE_ENGINE=1 $(BIN)/python -m pytest -q tests bench --ignore=tests/engine
+	$(BIN)/python tests/engine/run.py
+
+lint: $(VENV)/.packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+
+bench: install
+	$(BIN)/python bench/run.py
+
+install: $(VENV)/.specfused
+
+$(VENV)/.packages: tests/engine/requirements.txt tests/engine/requirements-nodeps.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -r tests/engine/requirements.txt
+	$(PIP) install --no-deps -r tests/engine/requirements-nodeps.txt
+	for v in $(SGLANG_VERSIONS); do \
+	  test -d .sglang/$$v/sglang || \
+	    $(PIP) install --no-deps --target .sglang/$$v sglang==$$v || exit 1; \
+	done
+	touch $@
+
+$(VENV)/.specfused: $(VENV)/.packages $(SOURCES)
+	SPECFUSED_WERROR=ON $(PIP) install .
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info $(VENV) .sglang
