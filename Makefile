@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   everything it needs, then a real engine with and without speculation
 # make test   everything it needs, then lint and all tests
-# Both set up .venv (Python >= 3.10, CPU build of torch) and .sglang/<version> on first use.
+# Both set up .venv (Python >= 3.11, CPU build of torch) and .sglang/<version> on first use.
 
 PYTHON ?= python3
 VENV ?= .venv
+GPU ?= $(shell nvidia-smi -L 2>/dev/null | head -1)
 SGLANG_VERSIONS = 0.5.17 0.5.23
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check -q
@@ -13,12 +14,16 @@ SOURCES := $(shell find csrc cmake specfused -name '*.[ch]*' -o -name '*.cu' -o 
 
 .PHONY: demo test lint bench install clean
 
+# On a machine without a GPU the engine needs stand-ins for SGLang's compiled packages.
+CPU_ENGINE = CUDA_VISIBLE_DEVICES= SGLANG_USE_CPU_ENGINE=1 TORCHDYNAMO_DISABLE=1 \
+  HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONWARNINGS=ignore \
+  PYTHONPATH=tests/engine/standins:.sglang/0.5.17
+
 demo: install
-	$(BIN)/python bench/demo.py
+	$(if $(GPU),,$(CPU_ENGINE)) $(BIN)/python -m specfused demo
 
 test: install lint
-	SPECFUSED_REQUIRE_ENGINE=1 $(BIN)/python -m pytest -q tests bench --ignore=tests/engine
-	$(BIN)/python tests/engine/run.py
+	SPECFUSED_REQUIRE_ENGINE=1 $(BIN)/python -m pytest -q tests bench
 
 lint: $(VENV)/.packages
 	$(BIN)/ruff check .

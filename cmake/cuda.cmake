@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # nvcc of a CUDA toolkit, or of pip's compiler packages (no lib64, no unversioned libraries).
-get_filename_component(specfused_cuda_root "${CMAKE_CUDA_COMPILER}" DIRECTORY)
-get_filename_component(specfused_cuda_root "${specfused_cuda_root}" DIRECTORY)
+# The toolkit's root is asked of nvcc itself, which may be a wrapper script or a link.
+execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --dryrun -x cu /dev/null
+  OUTPUT_VARIABLE specfused_dryrun ERROR_VARIABLE specfused_dryrun)
+if(NOT specfused_dryrun MATCHES "TOP=([^\n]+)")
+  message(FATAL_ERROR "specfused: ${CMAKE_CUDA_COMPILER} does not answer as nvcc does")
+endif()
+get_filename_component(specfused_cuda_root "${CMAKE_MATCH_1}" ABSOLUTE)
 find_library(SPECFUSED_CUDART NAMES cudart_static
   PATHS ${specfused_cuda_root}/lib64 ${specfused_cuda_root}/lib
         ${specfused_cuda_root}/targets/x86_64-linux/lib ${specfused_cuda_root}/targets/sbsa-linux/lib
@@ -21,4 +26,22 @@ function(specfused_link_cudart target)
 endfunction()
 
 set(SPECFUSED_SMXX_SOURCES
-  csrc/smxx/plan.cu)
+  csrc/smxx/attn/dispatch.cu
+  csrc/smxx/attn/float32.cu
+  csrc/smxx/attn/instantiations/decode_bf16_d128.cu
+  csrc/smxx/attn/instantiations/decode_bf16_d256.cu
+  csrc/smxx/attn/instantiations/decode_bf16_d64.cu
+  csrc/smxx/attn/instantiations/decode_fp16_d128.cu
+  csrc/smxx/attn/instantiations/decode_fp16_d256.cu
+  csrc/smxx/attn/instantiations/decode_fp16_d64.cu
+  csrc/smxx/attn/instantiations/verify_bf16_d128.cu
+  csrc/smxx/attn/instantiations/verify_bf16_d256.cu
+  csrc/smxx/attn/instantiations/verify_bf16_d64.cu
+  csrc/smxx/attn/instantiations/verify_fp16_d128.cu
+  csrc/smxx/attn/instantiations/verify_fp16_d256.cu
+  csrc/smxx/attn/instantiations/verify_fp16_d64.cu
+  csrc/smxx/bench.cu
+  csrc/smxx/commit/commit.cu
+  csrc/smxx/device.cu
+  csrc/smxx/plan.cu
+  csrc/smxx/tree_words.cu)

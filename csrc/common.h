@@ -19,6 +19,17 @@ SPECFUSED_HD int dtype_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 
 // Rows of one step: a tree word has one bit per window column, so 64 is the widest window.
 constexpr int kMaxWindow = 64;
 
+// Longest context that a table may have. What claims to be longer is a mistake, and bounding it
+// keeps every sum of lengths and tiles inside its type.
+constexpr int64_t kMaxContext = int64_t{1} << 23;
+
+// C of a request from the engine's length and the step's convention; -1 if it cannot be one.
+SPECFUSED_HD int64_t committed_length(int64_t seq_len, int64_t seq_lens_offset) {
+  const bool sane = seq_len >= 0 && seq_len <= kMaxContext;
+  const int64_t committed = sane ? seq_len + seq_lens_offset : -1;
+  return committed >= 0 && committed <= kMaxContext ? committed : -1;
+}
+
 template <class T>
 SPECFUSED_HD T ceil_div(T a, T b) {
   return (a + b - 1) / b;

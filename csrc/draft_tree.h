@@ -47,7 +47,7 @@ SPECFUSED_HD void words_from_links(const int64_t* next_token, const int64_t* nex
   }
 }
 
-// One row of a boolean mask; column c of the window is mask[c].
+// One row of a boolean mask; column c of the window is mask[c]. Columns from `width` on: unseen.
 SPECFUSED_HD TreeWord word_from_mask(const uint8_t* mask, int width) {
   TreeWord word = 0;
   for (int c = 0; c < width; ++c) word |= mask[c] != 0 ? node_bit(c) : 0;

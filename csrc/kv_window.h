@@ -66,7 +66,7 @@ struct WindowTable {
 
   SPECFUSED_HD KvWindow window(int request) const {
     const int64_t index = req_pool_indices[request];
-    const int64_t committed = seq_lens[request] + seq_lens_offset;
+    const int64_t committed = committed_length(seq_lens[request], seq_lens_offset);
     const int64_t last = window_slots == nullptr ? committed + width : committed;
     const bool valid = index >= 0 && index < num_reqs && committed >= 0 && last <= max_context;
     KvWindow w;

@@ -33,8 +33,15 @@ int run_verify_attn(const AttnParams& p, void* stream);
 int run_decode_attn(const AttnParams& p, void* stream);
 int run_commit(const CommitParams& p, void* stream);
 int run_compact(const CompactParams& p, void* stream);
-// CTAs of a plan on a device; depends on nothing else, so one plan serves every step.
-int attn_num_ctas(int device, int head_dim, int* num_ctas);
+
+// Yardsticks. Reads `bytes` at full speed; folds them into sink[0] (8 bytes) so that they are read.
+int run_bench_read(const void* src, int64_t bytes, void* sink, void* stream);
+// The same for rows of two buffers at slots[0..n): what attention reads, without the attention.
+int run_bench_read_rows(const void* k, const void* v, const int32_t* slots, int64_t n,
+                        int64_t row_bytes, void* sink, void* stream);
+int run_bench_empty(void* stream);
+// CTAs of a plan on the current device; depends on nothing else, so one plan serves every step.
+int attn_num_ctas(int head_dim, int* num_ctas);
 const char* error_string(int error);
 }  // namespace smxx
 

@@ -65,6 +65,7 @@ struct CommitParams {
   int32_t* accept_tokens;        // [bs, max_path] emitted tokens in path order, -1 behind them
   int32_t* bonus_tokens;         // [bs] the last emitted token, root of the next step
   int64_t* new_seq_lens;         // [bs] seq_lens + accept_lens
+  void* workspace;               // commit_workspace_bytes, with logits; CUDA only
   KvTable kv;
   int64_t stride_logits_row;
   int32_t bs;

@@ -78,7 +78,8 @@ inline void make_plan(const int64_t* seq_lens, int64_t seq_lens_offset, int32_t 
   int32_t* begin = plan + kPlanHeader;
   begin[0] = 0;
   for (int32_t r = 0; r < bs; ++r) {
-    begin[r + 1] = begin[r] + num_kv_heads * num_tiles(seq_lens[r] + seq_lens_offset);
+    begin[r + 1] =
+        begin[r] + num_kv_heads * num_tiles(committed_length(seq_lens[r], seq_lens_offset));
   }
   const int32_t total = begin[bs];
   const int32_t per_cta = max_of(ceil_div(total, num_ctas), 1);

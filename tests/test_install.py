@@ -33,17 +33,17 @@ def run(*command, **kwargs):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """A venv with the same CPU torch as this one, by a path file: no copy, no download."""
+    """A venv that has the torch of this one, by links, and nothing else of it."""
     import torch
 
     folder = tmp_path_factory.mktemp("install")
     run(sys.executable, "-m", "venv", str(folder / "venv"))
     site = next((folder / "venv/lib").glob("python*/site-packages"))
-    # Only torch and what it imports: a folder of links, so that nothing else of ours is visible.
     mine = Path(torch.__file__).resolve().parents[1]
     for name in TORCH_NEEDS:
         for found in mine.glob(name):
-            (site / found.name).symlink_to(found)
+            if not (site / found.name).exists():
+                (site / found.name).symlink_to(found)
     return folder / "venv/bin/python"
 
 

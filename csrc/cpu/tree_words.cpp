@@ -4,7 +4,7 @@
 
 namespace specfused::cpu {
 
-// A cell outside the mask reads as false: a FULL_MASK whose lengths do not fit it cannot crash.
+// A cell outside the mask reads as false, so a FULL_MASK whose lengths do not fit cannot crash.
 void tree_words_from_mask(const uint8_t* mask, int64_t mask_numel, const int64_t* committed,
                           int32_t bs, int32_t width, int64_t* words) {
   int64_t before = 0;
@@ -12,9 +12,9 @@ void tree_words_from_mask(const uint8_t* mask, int64_t mask_numel, const int64_t
     for (int64_t i = 0; i < width; ++i) {
       const int64_t at = committed == nullptr ? qlen_only_offset(r, i, width)
                                               : full_mask_offset(before, committed[r], r, i, width);
-      const bool inside = at >= 0 && at + width <= mask_numel;
+      const int64_t cells = at < 0 ? 0 : min_of<int64_t>(mask_numel - at, width);
       words[r * width + i] =
-          static_cast<int64_t>(inside ? word_from_mask(mask + at, width) : TreeWord{0});
+          static_cast<int64_t>(cells > 0 ? word_from_mask(mask + at, int(cells)) : TreeWord{0});
     }
     if (committed != nullptr) before += committed[r];
   }

@@ -80,6 +80,10 @@ inline AttnParams attn_params(const Checker& c, const AttnArgs& a, int64_t num_r
   c.size("seq_lens", a.seq_lens, 0, bs);
   c.tensor("req_to_token", a.req_to_token, {ScalarType::Int}, 2);
   c.last_contiguous("req_to_token", a.req_to_token);
+  c.require(a.req_to_token.size(1) <= kMaxContext, "req_to_token",
+            "have at most 2^23 columns (context length)", std::to_string(a.req_to_token.size(1)));
+  c.require(a.seq_lens_offset >= -kMaxContext && a.seq_lens_offset <= kMaxContext,
+            "seq_lens_offset", "be a small number of rows", std::to_string(a.seq_lens_offset));
   if (num_rows < 0) {
     c.require(bs.value == 0 || (rows.value % bs.value == 0 && rows.value > 0), "q",
               "have a multiple of bs = " + std::to_string(bs.value) + " rows",
@@ -197,7 +201,7 @@ inline void add_tree(const Checker& c, const OptTensor& tree_words, const OptTen
   c.require(tree_words.has_value() || p.table.width >= p.num_rows, "window_slots",
             "have a column for each row when tree_words is None",
             std::to_string(p.table.width) + " columns");
-  if (tree_words.has_value()) {
+  if (tree_words.has_value() && p.bs > 0) {
     c.tensor("tree_words", *tree_words, {ScalarType::Long}, 2);
     c.last_contiguous("tree_words", *tree_words);
     Dim bs{"bs", p.bs, "req_pool_indices"}, rows{"rows per request", p.num_rows, "q"};

@@ -109,6 +109,7 @@ inline CommitParams commit_params(const Checker& c, const CommitArgs& a) {
   if (a.workspace.has_value()) {
     c.tensor("workspace", *a.workspace, {ScalarType::Byte}, 1);
     c.contiguous("workspace", *a.workspace);
+    p.workspace = a.workspace->data_ptr();
   }
   p.draft_tokens = static_cast<const int64_t*>(a.draft_tokens.data_ptr());
   p.seq_lens = static_cast<const int64_t*>(a.seq_lens.data_ptr());

@@ -80,6 +80,8 @@ struct Ops {
     const Checker c("plan", "seq_lens", seq_lens);
     c.tensor("seq_lens", seq_lens, {ScalarType::Long}, 1);
     c.contiguous("seq_lens", seq_lens);
+    c.require(seq_lens_offset >= -kMaxContext && seq_lens_offset <= kMaxContext, "seq_lens_offset",
+              "be a small number of rows", std::to_string(seq_lens_offset));
     c.require(num_kv_heads >= 1 && num_kv_heads <= INT32_MAX, "num_kv_heads", "be at least 1",
               std::to_string(num_kv_heads));
     c.require(num_ctas >= 1 && num_ctas <= INT32_MAX, "num_ctas", "be at least 1",

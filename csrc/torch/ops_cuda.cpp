@@ -107,7 +107,7 @@ struct Cuda {
 void bench_read(const Tensor& src, const Tensor& sink) {
   const Checker c("bench_read", "src", src);
   c.contiguous("src", src);
-  c.tensor("sink", sink, {ScalarType::Int}, 1);
+  c.tensor("sink", sink, {ScalarType::Long}, 1);
   c.require(sink.numel() >= 1, "sink", "have at least 1 entry", "0");
   const int64_t bytes = src.numel() * static_cast<int64_t>(src.element_size());
   check_aligned(c, "src", src.data_ptr(), DType::kFloat32, {bytes / 4});

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops without tensors: sizes that a caller needs before it can allocate, and build information.
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
 #include "../launch.h"
@@ -15,8 +16,8 @@ int64_t plan_numel_op(int64_t bs, int64_t num_ctas) { return plan_numel(bs, num_
 int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
 #ifdef SPECFUSED_HAS_CUDA
   int num_ctas = 0;
-  const int error =
-      smxx::attn_num_ctas(static_cast<int>(device_index), static_cast<int>(head_dim), &num_ctas);
+  const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device_index));
+  const int error = smxx::attn_num_ctas(static_cast<int>(head_dim), &num_ctas);
   if (error != 0)
     fail("attn_num_ctas: CUDA device ", device_index, ": ", smxx::error_string(error));
   return num_ctas;

@@ -127,6 +127,16 @@ class SpecFusedDecode(AttentionBackend):
     def update_verify_buffers_to_fill_after_draft(self, spec_info, cuda_graph_bs):
         """Nothing depends on the mask before the graph reads it."""
 
+    # -- scheduling
+
+    def shared_read_ends(self, forward_mode):
+        """0.5.23 asks where reads of req_to_token end: the kernels read it to the last layer.
+
+        0.5.17 does not ask and lets the scheduler write rows while a decode graph replays. A live
+        request's row changes only beyond its window then, and no kernel reads there.
+        """
+        return compat.reads_end_after_replay()
+
     # -- forward
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
@@ -145,7 +155,7 @@ class SpecFusedDecode(AttentionBackend):
         shared = {
             "k_new": k.view(-1, layer.tp_k_head_num, layer.qk_head_dim) if stores else None,
             "v_new": v.view(-1, layer.tp_k_head_num, layer.qk_head_dim) if stores else None,
-            "out_cache_loc": forward_batch.out_cache_loc if stores else None,
+            "out_cache_loc": forward_batch.out_cache_loc.long() if stores else None,
             "plan": meta.plan,
             "workspace": meta.workspace,
             "seq_lens_offset": meta.seq_lens_offset,

@@ -62,6 +62,13 @@ def verify_mask(buffer: torch.Tensor, max_bs: int):
     return module.VerifyMask(buffer=buffer, mode=module.TreeMaskMode.QLEN_ONLY, max_bs=max_bs)
 
 
+def reads_end_after_replay():
+    """0.5.23's name for a backend whose kernels read req_to_token until the replay ends."""
+    from sglang.srt.layers.attention.base_attn_backend import SharedReadEnds
+
+    return SharedReadEnds.POST_REPLAY
+
+
 def draft_factory_entry(name: str, create):
     """A backend_map entry of DraftBackendFactory: `create()` in the form this version expects.
 

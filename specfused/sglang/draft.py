@@ -77,7 +77,8 @@ class SpecFusedMultiStepDraftBackend:
             return
         bs = forward_batch.seq_lens.shape[0]
         plan, workspace = self.buffers.plan(forward_batch.seq_lens, 0, self.topk)
-        slots = forward_batch.out_cache_loc[: bs * self.topk * self.num_steps].view(bs, -1)
+        # Page-aligned branches come as int32 (they are read from the table), others as int64.
+        slots = forward_batch.out_cache_loc[: bs * self.topk * self.num_steps].long().view(bs, -1)
         meta = StepMetadata(
             num_rows=self.topk,
             seq_lens_offset=0,

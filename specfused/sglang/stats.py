@@ -8,13 +8,12 @@ from collections import Counter
 
 VARIABLE = "SPECFUSED_STATS"
 
-_path = os.environ.get(VARIABLE)
 _calls: Counter = Counter()
 
 
 def count(role: str, mode: str) -> None:
     """Counts one attention call of a layer, e.g. ("target", "TARGET_VERIFY")."""
-    if _path is None:
+    if VARIABLE not in os.environ:
         return
     key = f"{role}.{mode}"
     _calls[key] += 1
@@ -24,14 +23,15 @@ def count(role: str, mode: str) -> None:
 
 def write() -> None:
     """Writes the file; called at exit too."""
-    if _path is None or not _calls:
+    path = os.environ.get(VARIABLE)
+    if path is None or not _calls:
         return
     import specfused
 
-    temporary = f"{_path}.{os.getpid()}"
+    temporary = f"{path}.{os.getpid()}"
     with open(temporary, "w") as f:
         json.dump({"backend": "specfused", "version": specfused.__version__, "calls": _calls}, f)
-    os.replace(temporary, _path)
+    os.replace(temporary, path)
 
 
 atexit.register(write)

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes of scratch memory that the CUDA kernels need, and where things are in it.
+//
+// An attention workspace must be zero before its first launch and after a launch that was aborted:
+// its first kCounterBytes are counters that each launch leaves at zero. The rest needs no value.
+// Their place does not depend on the shape, so one workspace of the largest size serves every step
+// of a stream. A commit workspace needs no value at all.
+#pragma once
+
+#include "attn_select.h"
+#include "common.h"
+
+namespace specfused {
+
+constexpr int kMaxRowTiles = kMaxRowsPerKvHead / 64;
+constexpr int64_t kCounterBytes = int64_t{kAttnMaxCtas} * kMaxRowTiles * 4;
+
+// A unit (request, KV head) that several CTAs share is the last of the first one and the first of
+// the others, so a CTA leaves at most two partial results, each rows x (head_dim + max + sum).
+SPECFUSED_HD int64_t partial_slot(int64_t cta, bool first_of_unit) {
+  return 2 * cta + (first_of_unit ? 1 : 0);
+}
+
+SPECFUSED_HD int64_t attn_partial_rows(int64_t num_ctas, int64_t rows_per_kv_head) {
+  return 2 * num_ctas * rows_per_kv_head;
+}
+
+// rows_per_kv_head = num_rows * num_q_heads / num_kv_heads. 0 for float32, which is never split.
+SPECFUSED_HD int64_t attn_workspace_bytes(int64_t num_ctas, int64_t rows_per_kv_head,
+                                          int64_t head_dim, DType dtype) {
+  if (dtype == DType::kFloat32) return 0;
+  return kCounterBytes + attn_partial_rows(num_ctas, rows_per_kv_head) * (head_dim + 2) * 4;
+}
+
+// Slices of one row of logits: enough CTAs to fill a device, at least 4096 elements each.
+SPECFUSED_HD int32_t argmax_splits(int64_t rows, int64_t vocab) {
+  const int64_t wanted = ceil_div<int64_t>(2048, max_of<int64_t>(rows, 1));
+  const int64_t most = min_of<int64_t>(max_of<int64_t>(vocab / 4096, 1), 64);
+  return static_cast<int32_t>(min_of(wanted, most));
+}
+
+// One key per row and slice; 0 when targets are given.
+SPECFUSED_HD int64_t commit_workspace_bytes(int64_t rows, int64_t vocab, bool has_targets) {
+  return has_targets ? 0 : rows * argmax_splits(rows, vocab) * 8;
+}
+
+}  // namespace specfused

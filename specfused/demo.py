@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo: one real SGLang engine after the other, plain and speculative, same prompts.
+
+Prints the texts, the accept length (tokens per step, bonus token included) and checks that every
+speculative run emits the tokens of the plain one. Everything is float32, where that must hold.
+"""
+
+import sys
+import time
+
+PROMPTS = (
+    "def read_header(self, name, default=None):\n",
+    "class Queue:\n    def __init__(self, maxsize=0):\n",
+    "import os\nimport sys\n\ndef main():\n",
+)
+
+# label -> (steps, topk, num_draft_tokens); None: no speculation
+RUNS = {"plain": None, "chain 3-1-4": (3, 1, 4), "tree 3-4-16": (3, 4, 16)}
+
+
+def add_arguments(parser) -> None:
+    """Arguments of `python -m specfused demo`."""
+    parser.add_argument("--model", help="target checkpoint (default: the tiny model shipped here)")
+    parser.add_argument("--draft", help="EAGLE-3 head for it")
+    parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
+    parser.add_argument("--prompt", action="append", help="instead of the built-in prompts")
+
+
+def engine_arguments(options, setting) -> dict:
+    """What the demo gives to sglang.Engine."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    arguments = {
+        "model_path": options.model,
+        "attention_backend": "specfused",
+        "dtype": "float32",
+        "mem_fraction_static": 0.3,
+        "max_running_requests": 8,
+        "max_total_tokens": 8192,
+        "context_length": 1024,
+        "random_seed": 0,
+        "log_level": "error",
+        "skip_server_warmup": True,
+    }
+    if not cuda:
+        arguments |= {"device": "cpu", "disable_cuda_graph": True}
+    if setting is not None:
+        steps, topk, width = setting
+        arguments |= {
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": options.draft,
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": width,
+        }
+    return arguments
+
+
+def generate(options, setting, prompts) -> tuple[list[dict], float]:
+    """Answers of one engine and the seconds it took to generate them."""
+    import sglang
+
+    engine = sglang.Engine(**engine_arguments(options, setting))
+    try:
+        sampling = {"temperature": 0, "max_new_tokens": options.tokens, "ignore_eos": True}
+        engine.generate(list(prompts), {**sampling, "max_new_tokens": 8})  # warm
+        begin = time.perf_counter()
+        answers = engine.generate(list(prompts), sampling)
+        return answers, time.perf_counter() - begin
+    finally:
+        engine.shutdown()
+
+
+def bold(text: str) -> str:
+    """Generated text, set apart from its prompt where the output is a terminal."""
+    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
+
+
+def run(options) -> int:
+    """Runs the demo; 0 if all tokens are equal."""
+    import importlib.metadata
+    import os
+
+    import torch
+
+    import specfused
+    from specfused import models
+
+    options.model = options.model or models.path("target")
+    options.draft = options.draft or models.path("eagle3")
+    if torch.cuda.is_available():
+        os.environ.setdefault("SPECFUSED_PREFILL_BACKEND", "triton")  # has float32
+    prompts = options.prompt or PROMPTS
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
+    print(
+        f"specfused {specfused.__version__} in SGLang {importlib.metadata.version('sglang')} "
+        f"on {device}\n",
+        flush=True,
+    )
+    plain, equal = None, True
+    for label, setting in RUNS.items():
+        print(f"{label}: starting the engine ...", flush=True)
+        answers, seconds = generate(options, setting, prompts)
+        tokens = [answer["output_ids"] for answer in answers]
+        if plain is None:
+            plain = tokens
+            for prompt, answer in zip(prompts, answers, strict=True):
+                print(f"\n{prompt}{bold(answer['text'])}\n{'-' * 72}")
+        line = f"{label}: {sum(map(len, tokens))} tokens in {seconds:.2f} s"
+        if setting is not None:
+            steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
+            same = tokens == plain
+            equal = equal and same
+            line += f", accept length {sum(map(len, tokens)) / steps:.2f}"
+            line += f", tokens {'equal' if same else 'DIFFERENT FROM'} plain"
+        print(line, flush=True)
+    print("\nAll speculative tokens equal the plain ones." if equal else "\nTokens differ.")
+    return 0 if equal else 1

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real SGLang engines in forked children of one process that has imported everything once.
+
+An engine lives in its own child: SGLang answers a failed scheduler by killing the engine's main
+process, and so that fails one test and not the run. Scheduler and detokenizer are forked too, where
+SGLang would spawn them, so that an engine starts in a second and not in half a minute.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from probes import OpProbe
+
+BACKEND = "specfused"
+FORK = multiprocessing.get_context("fork")
+
+ENGINE_ARGS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "attention_backend": BACKEND,
+    "skip_tokenizer_init": True,
+    "skip_server_warmup": True,
+    "disable_cuda_graph": True,
+    "page_size": 1,
+    "context_length": 512,
+    "max_total_tokens": 16384,
+    "max_running_requests": 8,
+    "mem_fraction_static": 0.3,
+    "random_seed": 0,
+    "log_level": "error",
+}
+
+
+class EngineDied(RuntimeError):
+    """The child ended without a result; its output says why."""
+
+
+@dataclass
+class Outcome:
+    """What one engine answered, request by request, and which ops it ran."""
+
+    tokens: list[list[int]]
+    meta: list[dict]
+    ops: dict[str, int] = field(default_factory=dict)
+    phases: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def histograms(self):
+        """Rounds by number of accepted drafts; not padded to the number of steps."""
+        return [meta["spec_correct_drafts_histogram"] for meta in self.meta]
+
+    @property
+    def logprobs(self):
+        return [[entry[0] for entry in meta["output_token_logprobs"]] for meta in self.meta]
+
+    def total(self, key):
+        return sum(meta[key] for meta in self.meta)
+
+
+def preload():
+    """Import what every child needs (about 10 s) and make SGLang fork its processes."""
+    if os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        raise RuntimeError("engine tests need the environment that tests/engine/run.py sets")
+    real = multiprocessing.set_start_method
+    multiprocessing.set_start_method = lambda method, force=False: real("fork", force=True)
+    import sglang.srt.entrypoints.engine
+    import sglang.srt.entrypoints.http_server
+    import sglang.srt.managers.scheduler
+    import sglang.srt.models.registry  # noqa: F401
+
+    import specfused.ops  # noqa: F401
+
+
+def speculation(models, algorithm, steps, topk, num_draft_tokens):
+    """Engine arguments of one speculative setting."""
+    return {
+        "speculative_algorithm": algorithm,
+        "speculative_draft_model_path": str(models / algorithm.lower()),
+        "speculative_num_steps": steps,
+        "speculative_eagle_topk": topk,
+        "speculative_num_draft_tokens": num_draft_tokens,
+    }
+
+
+def _forget_plugin():
+    """Undo what other tests of this process did with the plugin: SGLang must load it by itself."""
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES
+
+    HookRegistry.reset()
+    ATTENTION_BACKENDS.pop(BACKEND, None)
+    if BACKEND in ATTENTION_BACKEND_CHOICES:
+        ATTENTION_BACKEND_CHOICES.remove(BACKEND)
+    for name in [name for name in sys.modules if name.startswith("specfused.sglang")]:
+        del sys.modules[name]
+
+
+def child(pipe, env, function, args):
+    """Body of a forked process: send (True, result) or (False, traceback) through the pipe."""
+    os.setpgid(0, 0)
+    _forget_plugin()
+    os.environ.update(env)
+    try:
+        answer = (True, function(*args))
+    except BaseException:
+        answer = (False, traceback.format_exc())
+    pipe.send(answer)
+    pipe.close()
+
+
+def end(process):
+    """Kill what the child has started; the group is the child's own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+
+
+def call(function, *args, env=None, timeout=180):
+    """Run `function(*args)` in a forked child; return its result, raise what it raised."""
+    ours, theirs = FORK.Pipe(duplex=False)
+    process = FORK.Process(target=child, args=(theirs, env or {}, function, args))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(timeout):
+            raise TimeoutError(f"{function.__name__}: no result after {timeout} s")
+        try:
+            done, answer = ours.recv()
+        except EOFError:
+            raise EngineDied("the engine's process died: see its output") from None
+    finally:
+        end(process)
+    if not done:
+        raise RuntimeError(answer)
+    return answer
+
+
+def _generate(probe, fault, engine_args, prompts, request, repeat):
+    probe.install(fault)
+    import sglang
+
+    engine = sglang.Engine(**engine_args)
+    try:
+        return [engine.generate(input_ids=prompts, **request) for _ in range(repeat)]
+    finally:
+        engine.shutdown()
+
+
+def run_engine(
+    models,
+    prompts,
+    max_new_tokens,
+    *,
+    fault=None,
+    env=None,
+    repeat=1,
+    temperature=0.0,
+    return_logprob=False,
+    **engine_args,
+):
+    """Start an engine on the target model, generate `repeat` times, return one Outcome per time.
+
+    `fault` names a deliberate error of probes.py. `env` is set in the child only.
+    """
+    engine_args = {**ENGINE_ARGS, "model_path": str(models / "target"), **engine_args}
+    request = {
+        "sampling_params": {"temperature": temperature, "max_new_tokens": max_new_tokens},
+        "return_logprob": return_logprob,
+    }
+    probe = OpProbe()
+    with tempfile.TemporaryDirectory() as folder:
+        stats = Path(folder) / "stats.json"
+        answers = call(
+            _generate,
+            probe,
+            fault,
+            engine_args,
+            prompts,
+            request,
+            repeat,
+            env={"SPECFUSED_STATS": str(stats), **(env or {})},
+        )
+        phases = json.loads(stats.read_text())["calls"] if stats.exists() else {}
+    return [
+        Outcome(
+            tokens=[one["output_ids"] for one in answer],
+            meta=[one["meta_info"] for one in answer],
+            ops=probe.counts(),
+            phases=phases,
+        )
+        for answer in answers
+    ]

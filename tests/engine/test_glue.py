@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plugin's own decisions: versions, refused features, prefill choice, draft trees, hooks."""
+
+import types
+
+import pytest
+import torch
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+
+from specfused.sglang import compat, draft, features, plugin, prefill
+
+
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.23", "0.5.17+local"])
+def test_tested_versions_are_accepted(version):
+    compat.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.5.16", "0.5.18", "0.6.0", "0.5.23rc1", "1.0"])
+def test_other_versions_are_refused_by_name(version, monkeypatch):
+    monkeypatch.delenv(compat.ALLOW_UNTESTED, raising=False)
+    with pytest.raises(compat.UnsupportedVersion, match=f"0.5.17 and 0.5.23.*got {version}"):
+        compat.check_version(version)
+    monkeypatch.setenv(compat.ALLOW_UNTESTED, "1")
+    compat.check_version(version)
+
+
+def layer(**overrides):
+    """A decoder layer that is served, but for `overrides`."""
+    values = {"num_heads": 4, "head_dim": 64, "scaling": 0.125, "num_kv_heads": 2, "layer_id": 3}
+    return RadixAttention(**{**values, **overrides})
+
+
+REFUSED = {
+    "sliding window attention (layer 3, window 128)": {"sliding_window_size": 128},
+    "logit soft cap (layer 3, softcap 50.0)": {"logit_cap": 50.0},
+    "cross attention (layer 3)": {"is_cross_attention": True},
+    "attention of type encoder_only (layer 3)": {"attn_type": AttentionType.ENCODER_ONLY},
+    "a value head_dim 128 beside 64 (layer 3)": {"v_head_dim": 128},
+    "5 query heads over 2 KV heads (layer 3)": {"num_heads": 5},
+}
+
+
+@pytest.mark.parametrize("feature", REFUSED)
+def test_a_layer_that_is_not_served_is_named_with_a_way_out(feature):
+    with pytest.raises(features.UnsupportedModel) as error:
+        features.check_layer(layer(**REFUSED[feature]), "cpu")
+    assert str(error.value) == (
+        f"specfused: {feature} is not supported; "
+        "start with --attention-backend triton (or another stock backend) instead"
+    )
+
+
+def test_head_dims_of_the_gpu_kernels():
+    features.check_layer(layer(), "cuda")
+    features.check_layer(layer(head_dim=80), "cpu")
+    with pytest.raises(features.UnsupportedModel, match="head_dim 80 .*64, 128 and 256"):
+        features.check_layer(layer(head_dim=80), "cuda")
+
+
+def runner(**overrides):
+    """A model runner with one served layer, but for `overrides`."""
+    pool = types.SimpleNamespace(get_key_buffer=lambda layer_id: torch.zeros(9, 2, 64))
+    values = {
+        "use_mla_backend": False,
+        "model_config": types.SimpleNamespace(is_encoder_decoder=False),
+        "kv_cache_dtype": torch.bfloat16,
+        "dtype": torch.bfloat16,
+        "device": "cpu",
+        "model": torch.nn.ModuleList([layer()]),
+        "token_to_kv_pool": pool,
+    }
+    return types.SimpleNamespace(**{**values, **overrides})
+
+
+def spec(algorithm=None, width=None):
+    return types.SimpleNamespace(
+        speculative_algorithm=algorithm, speculative_num_draft_tokens=width
+    )
+
+
+REFUSED_RUNNERS = {
+    "multi-head latent attention": (runner(use_mla_backend=True), spec()),
+    "encoder-decoder": (
+        runner(model_config=types.SimpleNamespace(is_encoder_decoder=True)),
+        spec(),
+    ),
+    "--kv-cache-dtype float8_e4m3fn": (runner(kv_cache_dtype=torch.float8_e4m3fn), spec()),
+    "a KV cache of torch.float16": (runner(kv_cache_dtype=torch.float16), spec()),
+    "--speculative-algorithm NGRAM": (runner(), spec("NGRAM", 8)),
+    "more than 64": (runner(), spec("EAGLE", 65)),
+    "the KV pool SimpleNamespace": (
+        runner(
+            token_to_kv_pool=types.SimpleNamespace(
+                get_key_buffer=lambda layer_id: torch.zeros(9, 1, 2, 64)
+            )
+        ),
+        spec(),
+    ),
+}
+
+
+@pytest.mark.parametrize("feature", REFUSED_RUNNERS)
+def test_a_runner_that_is_not_served_is_refused_at_start(feature, monkeypatch):
+    refused, settings = REFUSED_RUNNERS[feature]
+    monkeypatch.setattr(compat, "spec_settings", lambda: settings)
+    with pytest.raises(features.UnsupportedModel) as error:
+        features.check_runner(refused)
+    assert feature in str(error.value)
+    assert "--attention-backend triton" in str(error.value)
+
+
+def test_a_served_runner_passes(monkeypatch):
+    monkeypatch.setattr(compat, "spec_settings", lambda: spec("EAGLE3", 64))
+    features.check_runner(runner())
+
+
+def test_sinks_are_refused_when_a_layer_brings_them():
+    features.check_call(layer(), {})
+    with pytest.raises(features.UnsupportedModel, match="attention sinks"):
+        features.check_call(layer(), {"sinks": torch.zeros(4)})
+
+
+def test_prefill_choice(monkeypatch):
+    monkeypatch.delenv(prefill.VARIABLE, raising=False)
+    assert prefill.choose("specfused") == "torch_native"
+    assert prefill.choose("triton") == "triton"  # what the command line says
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(compat, "fa3_present", lambda: True)
+    assert prefill.choose("specfused") == "fa3"
+    monkeypatch.setattr(compat, "fa3_present", lambda: False)
+    monkeypatch.setattr(compat, "flashinfer_present", lambda: True)
+    assert prefill.choose("specfused") == "flashinfer"
+    monkeypatch.setattr(compat, "flashinfer_present", lambda: False)
+    assert prefill.choose("specfused") == "triton"
+    monkeypatch.setenv(prefill.VARIABLE, "torch_native")
+    assert prefill.choose("triton") == "torch_native"
+    monkeypatch.setenv(prefill.VARIABLE, "fa4")
+    with pytest.raises(ValueError, match="must be auto or one of fa3, .*got fa4"):
+        prefill.choose("specfused")
+
+
+def test_draft_branches_see_their_own_slots_only():
+    """Branch t of a 4-step draft at step 1 sees columns 4t and 4t + 1."""
+    assert draft.branch_words(3, 4, 1) == [0b11, 0b11 << 4, 0b11 << 8]
+    words = draft.branch_words(8, 8, 7)
+    assert [w & (1 << 64) - 1 for w in words] == [0xFF << 8 * t for t in range(8)]
+    assert words[7] < 0  # bit 63 of a signed word
+
+
+def test_a_draft_wider_than_a_word_is_refused():
+    with pytest.raises(features.UnsupportedModel, match="--speculative-draft-attention-backend"):
+        draft.SpecFusedMultiStepDraftBackend(None, topk=8, speculative_num_steps=9)
+
+
+def test_registration_is_idempotent_and_only_adds():
+    from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
+    from sglang.srt.server_args import ATTENTION_BACKEND_CHOICES
+
+    before = list(ATTENTION_BACKEND_CHOICES)
+    plugin.register()
+    plugin.register()
+    assert ATTENTION_BACKEND_CHOICES.count("specfused") == 1
+    assert set(before) <= set(ATTENTION_BACKEND_CHOICES)
+    assert ATTENTION_BACKENDS["specfused"] is plugin._create
+    assert ATTENTION_BACKENDS["triton"] is not plugin._create
+
+
+def test_stock_names_still_reach_the_stock_draft_backends():
+    """The hook adds a name; it must not answer for others."""
+    seen = {}
+
+    def original(factory, backend_name, backend_map, template):
+        seen.update(backend_map)
+        return backend_map["triton"]()
+
+    factory = types.SimpleNamespace(_create_triton_decode_backend=lambda: "stock")
+    table = {"triton": factory._create_triton_decode_backend}
+    assert plugin._create_draft_backend(original, factory, "decode", table, "") == "stock"
+    assert set(seen) == {"triton", "specfused"} and set(table) == {"triton"}
