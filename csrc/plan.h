@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The split plan: which CTA attends which KV tiles. From lengths only, never from the rows of a
-// step.
+// The split plan: which CTA attends which KV tiles. From lengths only, never
+// from the rows of a step.
 //
-// A unit is one (request, KV head). Its KV is cut into tiles of kTileTokens positions anchored at
-// 0. The last tile of a unit, the tail, also holds the window, however many columns a step gives
-// it, so the same lengths give the same splits in both modes. All tiles of all units form one line,
-// request major, then head, then tile; CTA i takes tiles [i * per_cta, (i + 1) * per_cta) of it
-// (stream-K, arXiv 2301.03598; FlashMLA balances its requests the same way). A unit that crosses
-// CTA borders is split; its parts are combined in split order.
+// A unit is one (request, KV head). Its KV is cut into tiles of kTileTokens
+// positions anchored at 0. The last tile of a unit, the tail, also holds the
+// window, however many columns a step gives it, so the same lengths give the
+// same splits in both modes. All tiles of all units form one line, request
+// major, then head, then tile; CTA i takes tiles [i * per_cta, (i + 1) *
+// per_cta) of it (stream-K, arXiv 2301.03598; FlashMLA balances its requests
+// the same way). A unit that crosses CTA borders is split; its parts are
+// combined in split order.
 //
-// As a tensor (int32): header[kPlanHeader], tile_begin[bs + 1], first_request[num_ctas].
+// As a tensor (int32): header[kPlanHeader], tile_begin[bs + 1],
+// first_request[num_ctas].
 #pragma once
 
 #include "common.h"
@@ -17,14 +20,16 @@
 namespace specfused {
 
 constexpr int kTileTokens = 64;
+// Shorter parts of a unit cost more to combine than they save.
+constexpr int kMinTilesPerCta = 4;
 constexpr int kPlanHeader = 4;  // {total tiles, tiles per CTA, bs, num_kv_heads}
 
 SPECFUSED_HD int64_t plan_numel(int64_t bs, int64_t num_ctas) {
   return kPlanHeader + bs + 1 + num_ctas;
 }
 
-// Tiles of one unit with `committed` rows before the window. A request that cannot be served
-// (negative length) still owns one tile, which its CTA skips.
+// Tiles of one unit with `committed` rows before the window. A request that
+// cannot be served (negative length) still owns one tile, which its CTA skips.
 SPECFUSED_HD int32_t num_tiles(int64_t committed) {
   return committed < 0 ? 1 : static_cast<int32_t>(committed / kTileTokens) + 1;
 }
@@ -53,8 +58,8 @@ struct PlanView {
     return data[kPlanHeader + bs() + 1 + cta];
   }
 
-  // The segment that starts at `line` (a tile of the whole line) in the range that ends at
-  // `line_end`; `request` must hold that tile.
+  // The segment that starts at `line` (a tile of the whole line) in the range
+  // that ends at `line_end`; `request` must hold that tile.
   SPECFUSED_HD Segment segment(int32_t line, int32_t line_end, int32_t request) const {
     const int32_t begin = tile_begin(request);
     const int32_t tiles = (tile_begin(request + 1) - begin) / num_kv_heads();
@@ -72,7 +77,8 @@ struct PlanView {
   }
 };
 
-// Fills the plan on one thread. The device version (smxx/plan.cu) gives the same integers.
+// Fills the plan on one thread. The device version (smxx/plan.cu) gives the
+// same integers.
 inline void make_plan(const int64_t* seq_lens, int64_t seq_lens_offset, int32_t bs,
                       int32_t num_kv_heads, int32_t num_ctas, int32_t* plan) {
   int32_t* begin = plan + kPlanHeader;
@@ -82,7 +88,7 @@ inline void make_plan(const int64_t* seq_lens, int64_t seq_lens_offset, int32_t 
         begin[r] + num_kv_heads * num_tiles(committed_length(seq_lens[r], seq_lens_offset));
   }
   const int32_t total = begin[bs];
-  const int32_t per_cta = max_of(ceil_div(total, num_ctas), 1);
+  const int32_t per_cta = max_of(ceil_div(total, num_ctas), kMinTilesPerCta);
   plan[0] = total;
   plan[1] = per_cta;
   plan[2] = bs;

@@ -79,6 +79,10 @@ OFFSETS = [
 
 BOTH = [
     *REFUSED,
+    *(
+        ({"sm_scale": value(bad)}, f"sm_scale must be positive and finite, got {said}")
+        for bad, said in ((0.0, "0.000000"), (-0.2, "-0.200000"), (float("inf"), "inf"))
+    ),
     ({"q": other(F64)}, "q must be bfloat16 or float16 or float32, got float64"),
     ({"q": other(I32)}, "q must be bfloat16 or float16 or float32, got int32"),
     ({"q": flat}, RANK.format("q", 3, 1)),

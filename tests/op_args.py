@@ -11,17 +11,18 @@ BS, WIDTH, Q_HEADS, KV_HEADS, DIM, SLOTS, CONTEXT, VOCAB = 2, 4, 4, 2, 64, 32, 1
 def attn(device="cpu", bs=BS, width=WIDTH, optional=True):
     """decode_attn's arguments; with width rows per request and tree words, verify_attn's."""
     rows = bs * width
-    slots = torch.arange(SLOTS, dtype=torch.int32, device=device).view(2, CONTEXT)
+    num_slots = bs * CONTEXT  # every request has slots of its own: two writers of one would race
+    slots = torch.arange(num_slots, dtype=torch.int32, device=device).view(bs, CONTEXT)
 
     def rand(*shape):
         return torch.randn(*shape, dtype=torch.bfloat16, device=device)
 
     args = {
         "q": rand(rows, Q_HEADS, DIM),
-        "k_cache": rand(SLOTS, KV_HEADS, DIM),
-        "v_cache": rand(SLOTS, KV_HEADS, DIM),
+        "k_cache": rand(num_slots, KV_HEADS, DIM),
+        "v_cache": rand(num_slots, KV_HEADS, DIM),
         "req_to_token": slots,
-        "req_pool_indices": torch.arange(bs, device=device) % 2,
+        "req_pool_indices": torch.arange(bs, device=device),
         "seq_lens": torch.full((bs,), 5, dtype=torch.int64, device=device),
         "out": torch.zeros(rows, Q_HEADS, DIM, dtype=torch.bfloat16, device=device),
     }
@@ -30,7 +31,7 @@ def attn(device="cpu", bs=BS, width=WIDTH, optional=True):
             "lse": torch.zeros(rows, Q_HEADS, device=device),
             "k_new": rand(rows, KV_HEADS, DIM),
             "v_new": rand(rows, KV_HEADS, DIM),
-            "out_cache_loc": (torch.arange(rows, device=device) % width + 5) % SLOTS,
+            "out_cache_loc": slots[:, 5 : 5 + width].long().reshape(-1),
         }
     if device == "cuda":
         ctas = ops.attn_num_ctas(0, DIM)

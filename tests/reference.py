@@ -102,7 +102,7 @@ def compacted(buffer, slots, path):
     return after
 
 
-def plan_segments(lengths, num_kv_heads, num_ctas, tile=64):
+def plan_segments(lengths, num_kv_heads, num_ctas, tile=64, min_tiles=4):
     """The work of every CTA, from the definition: one line of tiles, cut into equal pieces."""
     line = [
         (request, head, index)
@@ -110,7 +110,7 @@ def plan_segments(lengths, num_kv_heads, num_ctas, tile=64):
         for head in range(num_kv_heads)
         for index in range(max(committed, 0) // tile + 1)
     ]
-    per_cta = max(-(-len(line) // num_ctas), 1)
+    per_cta = max(-(-len(line) // num_ctas), min_tiles)
     owners = {}  # unit -> the CTAs that share it, in order
     for place, (request, head, _) in enumerate(line):
         ctas = owners.setdefault((request, head), [])

@@ -9,6 +9,7 @@ from tree_setup import randint
 from specfused import ops
 
 TILE = 64
+MIN_TILES = 4  # of a CTA that has any
 BORDERS = (-5, -1, 0, 1, 63, 64, 65, 127, 128, 5000)
 FIXED = [  # (lengths, num_kv_heads, num_ctas)
     ([], 8, 4),
@@ -66,7 +67,7 @@ def check_segments(segments, lengths, heads, num_ctas):
         assert [s["tail"] for s in parts] == [False] * (len(parts) - 1) + [True]
         assert [s["cta"] for s in parts] == sorted({s["cta"] for s in parts}), "CTAs not in order"
     assert sum(per_cta) == total
-    assert max(per_cta) <= -(-total // num_ctas), "a CTA has more than its share"
+    assert max(per_cta) <= max(-(-total // num_ctas), MIN_TILES), "a CTA has more than its share"
 
 
 def test_segments(batches, host):
@@ -91,7 +92,7 @@ def test_header(batches, device):
         plan = device_plan(lengths, heads, num_ctas, device)
         tiles = [heads * (max(committed, 0) // TILE + 1) for committed in lengths]
         begin = [sum(tiles[:r]) for r in range(len(tiles) + 1)]
-        per_cta = max(-(-begin[-1] // num_ctas), 1)
+        per_cta = max(-(-begin[-1] // num_ctas), MIN_TILES)
         first = [
             sum(1 for border in begin[1:] if border <= cta * per_cta) for cta in range(num_ctas)
         ]

@@ -181,6 +181,8 @@ inline AttnParams attn_params(const Checker& c, const AttnArgs& a, int64_t num_r
   p.sm_scale =
       static_cast<float>(a.sm_scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim.value))));
   p.dtype = dtype_of(a.q);
+  c.require(p.sm_scale > 0 && std::isfinite(p.sm_scale), "sm_scale", "be positive and finite",
+            std::to_string(p.sm_scale));
   return p;
 }
 

@@ -49,6 +49,7 @@ class Outcome:
 
     tokens: list[list[int]]
     meta: list[dict]
+    texts: list[str | None] = field(default_factory=list)
     ops: dict[str, int] = field(default_factory=dict)
     phases: dict[str, int] = field(default_factory=dict)
 
@@ -71,6 +72,7 @@ def preload():
         raise RuntimeError("engine tests need the environment that tests/engine/run.py sets")
     real = multiprocessing.set_start_method
     multiprocessing.set_start_method = lambda method, force=False: real("fork", force=True)
+    import sglang.srt.constrained.xgrammar_backend
     import sglang.srt.entrypoints.engine
     import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.scheduler
@@ -148,9 +150,10 @@ def _generate(probe, fault, engine_args, prompts, request, repeat):
     probe.install(fault)
     import sglang
 
+    kind = "prompt" if isinstance(prompts[0], str) else "input_ids"
     engine = sglang.Engine(**engine_args)
     try:
-        return [engine.generate(input_ids=prompts, **request) for _ in range(repeat)]
+        return [engine.generate(**{kind: prompts}, **request) for _ in range(repeat)]
     finally:
         engine.shutdown()
 
@@ -164,16 +167,21 @@ def run_engine(
     env=None,
     repeat=1,
     temperature=0.0,
+    sampling=None,
     return_logprob=False,
     **engine_args,
 ):
     """Start an engine on the target model, generate `repeat` times, return one Outcome per time.
 
-    `fault` names a deliberate error of probes.py. `env` is set in the child only.
+    Prompts are lists of token ids, or texts; those need `skip_tokenizer_init=False`. `fault` names
+    a deliberate error of probes.py. `env` is set in the child only. `sampling` has further sampling
+    parameters: one dict for all prompts or one for each.
     """
     engine_args = {**ENGINE_ARGS, "model_path": str(models / "target"), **engine_args}
+    common = {"temperature": temperature, "max_new_tokens": max_new_tokens}
+    each = sampling if isinstance(sampling, list) else [sampling or {}] * len(prompts)
     request = {
-        "sampling_params": {"temperature": temperature, "max_new_tokens": max_new_tokens},
+        "sampling_params": [{**common, **one} for one in each],
         "return_logprob": return_logprob,
     }
     probe = OpProbe()
@@ -194,6 +202,7 @@ def run_engine(
         Outcome(
             tokens=[one["output_ids"] for one in answer],
             meta=[one["meta_info"] for one in answer],
+            texts=[one.get("text") for one in answer],
             ops=probe.counts(),
             phases=phases,
         )

@@ -1,20 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts of calls in a child engine, specfused's ops above all, and deliberate faults in those.
+"""Counts in a child engine, of calls to specfused's ops above all, and deliberate faults.
 
 The backend calls its ops as attributes of `specfused.ops`, so wrapping those before the engine
-forks its scheduler is enough. The counters live in memory that parent and children share.
+forks its scheduler is enough; SGLang's own are wrapped in the module that calls them. The counters
+live in memory that parent and children share.
 """
 
 import functools
 import inspect
 import multiprocessing
 import pkgutil
+from typing import NamedTuple
 
-CALLS = {
-    "verify_attn": "specfused.ops",
-    "decode_attn": "specfused.ops",
-    "tree_speculative_sampling_target_only": "sgl_kernel",
-    "event_loop_overlap": "sglang.srt.managers.scheduler:Scheduler",
+
+def _ragged(arguments):
+    """1 where the requests of one verified batch accepted unequal numbers of tokens."""
+    return int(len(set(arguments["accept_lens"].tolist())) > 1)
+
+
+def _forked(arguments):
+    """1 where two requests of one batch accepted as many tokens along different nodes."""
+    # A row is the root's flat index and those of the accepted nodes; -1 pads.
+    rows = arguments["accept_index"].tolist()
+    paths = {tuple(i - row[0] for i in row if i >= 0) for row in rows}
+    return int(len(paths) > len(set(map(len, paths))))
+
+
+def _moved(arguments):
+    """KV rows that go to another slot; SGLang's padding moves slot 0 to itself."""
+    return int((arguments["tgt_loc"] != arguments["src_loc"]).sum())
+
+
+class Probe(NamedTuple):
+    """What is wrapped, and what one call adds to the counter: 1 unless a function says."""
+
+    owner: str
+    attribute: str
+    measure: object = None
+
+
+_SAMPLING = "tree_speculative_sampling_target_only"
+PROBES = {
+    "verify_attn": Probe("specfused.ops", "verify_attn"),
+    "decode_attn": Probe("specfused.ops", "decode_attn"),
+    _SAMPLING: Probe("sgl_kernel", _SAMPLING),
+    "event_loop_overlap": Probe("sglang.srt.managers.scheduler:Scheduler", "event_loop_overlap"),
+    "ragged_rounds": Probe(
+        "sglang.kernels.ops.speculative.eagle", "fill_bonus_tokens_cpu", _ragged
+    ),
+    "forked_rounds": Probe(
+        "sglang.kernels.ops.speculative.eagle", "fill_accept_out_cache_loc_cpu", _forked
+    ),
+    "moved_rows": Probe(
+        "sglang.kernels.ops.kvcache.cache_move", "copy_all_layer_kv_cache_cpu", _moved
+    ),
 }
 
 
@@ -59,44 +98,56 @@ def _raise(arguments):
     raise ValueError("deliberate fault")
 
 
+def _leave_in_place(arguments):
+    """Accepted nodes stay where they were drafted."""
+    arguments["tgt_loc"] = arguments["tgt_loc"][:0]
+    arguments["src_loc"] = arguments["src_loc"][:0]
+
+
+_OPS = ("verify_attn", "decode_attn")
 FAULTS = {
-    "mask": _causal_verify,
-    "slot": _wrong_slot,
-    "draft_mask": _first_branch_only,
-    "draft_slot": _wrong_draft_slot,
-    "raise": _raise,
+    "mask": (_OPS, _causal_verify),
+    "slot": (_OPS, _wrong_slot),
+    "draft_mask": (_OPS, _first_branch_only),
+    "draft_slot": (_OPS, _wrong_draft_slot),
+    "raise": (_OPS, _raise),
+    "move": (("moved_rows",), _leave_in_place),
 }
 
 
 class OpProbe:
-    """Shared call counters of what CALLS lists."""
+    """Shared counters of what PROBES lists."""
 
     def __init__(self):
         context = multiprocessing.get_context("fork")
-        self._calls = {name: context.Value("q", 0) for name in CALLS}
+        self._counters = {name: context.Value("q", 0) for name in PROBES}
 
     def install(self, fault=None):
         """Wrap them in this process and those that it will fork."""
-        for name, counter in self._calls.items():
-            owner = pkgutil.resolve_name(CALLS[name])
-            alter = FAULTS[fault] if fault and CALLS[name] == "specfused.ops" else None
-            setattr(owner, name, _wrapped(getattr(owner, name), counter, alter))
+        names, alter = FAULTS[fault] if fault else ((), None)
+        for name, counter in self._counters.items():
+            owner, attribute, measure = PROBES[name]
+            owner = pkgutil.resolve_name(owner)
+            function = getattr(owner, attribute)
+            fault_here = alter if name in names else None
+            setattr(owner, attribute, _wrapped(function, counter, measure, fault_here))
 
     def counts(self):
-        return {name: counter.value for name, counter in self._calls.items()}
+        return {name: counter.value for name, counter in self._counters.items()}
 
 
-def _wrapped(function, counter, alter):
+def _wrapped(function, counter, measure, alter):
     signature = inspect.signature(function)
 
     @functools.wraps(function)
     def probe(*args, **kwargs):
-        with counter.get_lock():
-            counter.value += 1
-        if alter is None:
-            return function(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        amount = measure(bound.arguments) if measure else 1
+        with counter.get_lock():
+            counter.value += amount
+        if alter is None:
+            return function(*args, **kwargs)
         alter(bound.arguments)
         return function(*bound.args, **bound.kwargs)
 

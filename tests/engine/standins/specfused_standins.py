@@ -23,6 +23,7 @@ def register():
     """Entry point, run by SGLang in the main process and in the scheduler."""
     _no_triton_launches()
     _triton_name_serves_prefill()
+    _grammar_masks()
     if os.environ.get("STANDINS_OVERLAP") == "1":
         _keep_overlap()
     if os.environ.get("STANDINS_SAMPLING") == "1":
@@ -92,6 +93,29 @@ def _triton_name_serves_prefill():
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     ATTENTION_BACKENDS["triton"] = ATTENTION_BACKENDS["torch_native"]
+
+
+def _pageable_bitmask(vocab_size, batch_size):
+    import torch
+    from xgrammar import bitmask_dtype, get_bitmask_shape
+
+    return torch.full(get_bitmask_shape(batch_size, vocab_size), -1, dtype=bitmask_dtype)
+
+
+def _apply_bitmask(grammar, logits, vocab_mask):
+    from xgrammar import apply_token_bitmask_inplace
+
+    apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
+
+
+def _grammar_masks():
+    """0.5.17 pins a grammar's mask and applies it on a GPU only; 0.5.23 does what stands here."""
+    import sglang.srt.constrained.xgrammar_backend as xgrammar_backend
+
+    if not hasattr(xgrammar_backend, "is_pin_memory_available"):
+        module = "srt.constrained.xgrammar_backend"
+        _hook(f"{module}._allocate_token_bitmask", _pageable_bitmask)
+        _hook(f"{module}.XGrammarGrammar.apply_vocab_mask", _apply_bitmask)
 
 
 def _gather_spec_extras(indices, topk_p, topk_index, output_tokens, hidden_states=None):

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../decode.cuh"
+
+namespace specfused::smxx {
+template int run_decode<__half, 64>(const AttnParams&, const AttnConfig&, int, void*);
+}  // namespace specfused::smxx

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The body that verify.cuh and decode.cuh share: pipeline over the tiles of one
+// plan entry.
+//
+// At tile t the CTA computes on stage t, has the KV of the next stages - 1
+// tiles in flight, and the slot indices of as many more: indices of tile i
+// travel in the same cp.async group as the KV of tile i - (stages - 1), so
+// waiting for one group per tile covers both. One barrier per tile.
+#pragma once
+
+#include <atomic>
+
+#include "../device.cuh"
+#include "epilogue.cuh"
+
+namespace specfused::smxx {
+
+template <class Traits, class Rows>
+__device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const AttnLaunch& launch) {
+  using Shared = SharedFront<Traits>;
+  extern __shared__ __align__(1024) char smem[];
+  static_assert(sizeof(Shared) <= Traits::kQOffset);
+  Shared& shared = *reinterpret_cast<Shared*>(smem);
+  char* ring = smem + Traits::kRingOffset;
+
+  const int row_tile = blockIdx.x;
+  {
+    const PlanEntry entry = read_plan_entry(p, blockIdx.y);
+    if (entry.line_begin >= entry.line_end) return;
+    if (threadIdx.x == 0) shared.entry = entry;
+  }
+
+  const int warp = threadIdx.x / 32;
+  const int token_group = warp % Traits::kTokenGroups;
+  const int row_group = warp / Traits::kTokenGroups;
+  const int first_row = row_tile * Traits::kRowTile;
+  const int warp_row = first_row + row_group * Traits::kRowBlocks * 16;
+  const int stages = launch.stages;
+  const uint32_t ring_address = ptx::smem_address(ring);
+
+  if (warp == 0) {
+    __syncwarp();
+    fill_segments(p, shared, true);
+  }
+  __syncthreads();
+  // shared.filled changes only between two barriers in next_index: all threads
+  // read the same.
+  if (shared.filled == 0) return;
+
+  Cursor math_at{0, kNotEntered};
+  enter_segment(shared, math_at);
+  keep_cursor(shared.index_at[warp], math_at);
+  keep_cursor(shared.load_at[warp], math_at);
+
+  // Slot indices of the next tile; all threads, since a new segment may need
+  // the whole CTA. Ring entry i holds the indices of the tile that goes to
+  // stage i.
+  auto next_index = [&](int ring_entry) {
+    Cursor at = shared.index_at[warp];
+    if (at.segment == shared.filled) {
+      if (shared.next_unit >= p.bs * p.num_kv_heads) return;
+      __syncthreads();  // all have read next_unit
+      if (warp == 0) fill_segments(p, shared, false);
+      __syncthreads();
+      if (at.segment == shared.filled) return;
+      enter_segment(shared, at);
+    }
+    const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
+    if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
+    load_slot_index(shared, at, ring_entry);
+    advance(shared, at);
+    keep_cursor(shared.index_at[warp], at);
+  };
+  auto next_load = [&](int stage) {
+    Cursor at = shared.load_at[warp];
+    if (at.segment == shared.filled) return;
+    if (at.tile == kNotEntered) enter_segment(shared, at);
+    load_tile<Traits>(p, shared, at, stage, ring_address + stage * Traits::kStageBytes);
+    advance(shared, at);
+    keep_cursor(shared.load_at[warp], at);
+  };
+  auto before = [&](int stage) { return stage == 0 ? stages - 1 : stage - 1; };
+
+  for (int i = 0; i < max_of(stages - 1, 1); ++i) next_index(i);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait(0);
+  __syncthreads();
+  for (int i = 0; i < stages - 1; ++i) {
+    if (i > 0) __syncthreads();  // ring entry before(i) has been read
+    next_load(i);
+    next_index(before(i));
+    ptx::cp_async_commit();
+  }
+
+  RowState<Traits> state;
+  uint32_t q[Traits::kHeadDim / 16][4];
+  state.reset();
+
+  for (int stage = 0; math_at.segment < shared.filled;
+       stage = stage + 1 == stages ? 0 : stage + 1) {
+    ptx::cp_async_wait(stages - 2);
+    __syncthreads();  // this stage is there, the one before it is free
+    next_load(before(stage));
+    if (stages == 1) __syncthreads();  // the only ring entry has been read
+    next_index(before(before(stage)));
+    ptx::cp_async_commit();
+    if (stages == 1) {
+      ptx::cp_async_wait(0);
+      __syncthreads();
+    }
+
+    const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
+    if (math_at.tile == s.tile_begin) {
+      if constexpr (Traits::kQInRegisters) {
+        load_q_fragments<Traits, Rows>(p, launch, s, warp_row, q);
+      } else {
+        load_q_shared<Traits, Rows>(p, launch, s, first_row, smem + Traits::kQOffset);
+        __syncthreads();
+      }
+    }
+    const WarpTile<Traits> warp_tile(ptx::smem_address(smem + Traits::kQOffset));
+    warp_tile.template attend<Rows>(p, launch, s, math_at.tile, warp_row,
+                                    token_group * Traits::kWarpTokens,
+                                    ring_address + stage * Traits::kStageBytes, q, state);
+
+    if (math_at.tile + 1 == s.tile_end) {
+      const Partials partials(p.workspace, p, launch.rows);
+      const RowSink<Traits, Rows> sink(p, launch, s, partials);
+      if constexpr (Traits::kFew) {
+        finish_few<Traits, Rows>(shared, ring + stage * Traits::kStageBytes, first_row, token_group,
+                                 row_group, state, sink);
+      } else {
+        finish_many<Traits, Rows>(first_row, row_group, state, sink);
+      }
+      if (!sink.direct())
+        combine<Traits, Rows>(shared, ring + stage * Traits::kStageBytes, row_tile, sink);
+      // Here and not where the next segment begins: no row then lives in
+      // registers while parts are combined.
+      state.reset();
+    }
+    advance(shared, math_at);
+  }
+}
+
+// Host side of both modes.
+template <class Kernel>
+int launch_attention(Kernel kernel, std::atomic<int>* smem_set, const AttnParams& p,
+                     const AttnConfig& config, int device, int threads, void* stream) {
+  const cudaError_t error =
+      allow_smem(reinterpret_cast<const void*>(kernel), device, config.smem_bytes, smem_set);
+  if (error != cudaSuccess) return error;
+  // Row tiles of one plan entry are neighbours, so that they share KV in L2.
+  const dim3 grid(config.num_row_tiles, p.num_ctas);
+  AttnLaunch launch;
+  launch.stages = config.stages;
+  launch.group = p.num_q_heads / p.num_kv_heads;
+  launch.rows = p.num_rows * launch.group;
+  launch.scale_log2 = p.sm_scale * 1.4426950408889634f;
+  kernel<<<grid, threads, config.smem_bytes, static_cast<cudaStream_t>(stream)>>>(p, launch);
+  return cudaGetLastError();
+}
+
+}  // namespace specfused::smxx

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Global memory -> shared memory and registers: slot indices, KV rows, new rows, queries.
+#pragma once
+
+#include "scheduler.cuh"
+
+namespace specfused::smxx {
+
+// Rows per step and what each may see: the only thing in which the two modes differ.
+struct VerifyRows {
+  static __device__ __forceinline__ int num_rows(const AttnParams& p) { return p.num_rows; }
+  static __device__ __forceinline__ TreeWord word(const AttnParams& p, int request, int row) {
+    if (p.tree_words == nullptr) return chain_word(row);
+    return static_cast<TreeWord>(p.tree_words[request * p.stride_words + row]);
+  }
+};
+
+struct DecodeRow {
+  static __device__ __forceinline__ int num_rows(const AttnParams&) { return 1; }
+  static __device__ __forceinline__ TreeWord word(const AttnParams&, int, int) {
+    return kSingleNode;
+  }
+};
+
+// Slots of one tile -> ring entry. A window column given by window_slots has 8 bytes, any other
+// position 4 of the table row; load_tile knows which. Positions behind the window are left alone.
+template <class Shared>
+__device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at, int ring_entry) {
+  if (threadIdx.x >= kTile) return;
+  const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
+  const int position = at.tile * kTile + threadIdx.x;
+  if (position >= s.committed + s.width) return;
+  const uint32_t dst = ptx::smem_address(&shared.slot_index[ring_entry][threadIdx.x]);
+  if (position >= s.committed && s.window_slots != nullptr) {
+    ptx::cp_async_8(dst, s.window_slots + (position - s.committed));
+  } else {
+    ptx::cp_async_4(dst, s.row + position);
+  }
+}
+
+// K and V rows of one tile -> stage. Rows that no row of the step may see are zeros, so that they
+// can meet a P of 0 whatever their memory holds; they are not read.
+template <class Traits, class Shared>
+__device__ __forceinline__ void load_tile(const AttnParams& p, Shared& shared, const Cursor& at,
+                                          int ring_entry, uint32_t stage) {
+  const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
+  const int chunk = threadIdx.x % Traits::kChunks;
+  const int first_row = threadIdx.x / Traits::kChunks;
+  const int committed = s.committed;
+  const bool wide_index = s.window_slots != nullptr;
+  const TreeWord used = s.used;
+  const int64_t in_row = chunk * 8;
+  const auto* k = static_cast<const typename Traits::Element*>(p.k_cache) +
+                  s.kv_head * p.stride_k_head + in_row;
+  const auto* v = static_cast<const typename Traits::Element*>(p.v_cache) +
+                  s.kv_head * p.stride_v_head + in_row;
+#pragma unroll
+  for (int pass = 0; pass < kTile / Traits::kRowsPerPass; ++pass) {
+    const int row = first_row + pass * Traits::kRowsPerPass;
+    const int column = at.tile * kTile + row - committed;
+    const bool valid = column < 0 || (column < kMaxWindow && sees(used, column));
+    int64_t slot = 0;
+    if (valid) {
+      const int64_t* index = &shared.slot_index[ring_entry][row];
+      slot = column >= 0 && wide_index ? *index : *reinterpret_cast<const int32_t*>(index);
+      if (static_cast<uint64_t>(slot) >= static_cast<uint64_t>(p.table.num_slots)) slot = 0;
+    }
+    const uint32_t dst = stage + swizzled_offset(row, chunk, Traits::kRowBytes);
+    ptx::cp_async_16(dst, k + slot * p.stride_k_slot, valid);
+    ptx::cp_async_16(dst + Traits::kHalfStageBytes, v + slot * p.stride_v_slot, valid);
+  }
+}
+
+// On entering a tail segment, at least one barrier before its first KV load: stores the step's new
+// rows of this KV head, and finds the window columns in use. The CTAs of other row tiles store the
+// same bytes, and each reads the window only behind a barrier after its own stores, so each sees
+// them; no CTA without the tail reads the window.
+template <class Traits, class Rows, class Shared>
+__device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shared, int segment) {
+  SegmentEntry& s = shared.segments[segment % kSegmentRing];
+  const int num_rows = Rows::num_rows(p);
+  if (p.k_new != nullptr) {
+    using Element = typename Traits::Element;
+    const int64_t first = static_cast<int64_t>(s.request) * num_rows;
+    const int kv_head = s.kv_head;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < num_rows * Traits::kChunks; i += Traits::kThreads) {
+      const int64_t row = first + i / Traits::kChunks;
+      const int in_row = i % Traits::kChunks * 8;
+      const int64_t slot = p.out_cache_loc[row * p.stride_out_cache_loc];
+      if (static_cast<uint64_t>(slot) >= static_cast<uint64_t>(p.table.num_slots)) continue;
+      const int4 k = *reinterpret_cast<const int4*>(static_cast<const Element*>(p.k_new) +
+                                                    row * p.stride_k_new_row +
+                                                    kv_head * p.stride_k_new_head + in_row);
+      const int4 v = *reinterpret_cast<const int4*>(static_cast<const Element*>(p.v_new) +
+                                                    row * p.stride_v_new_row +
+                                                    kv_head * p.stride_v_new_head + in_row);
+      *reinterpret_cast<int4*>(static_cast<Element*>(p.k_cache) + slot * p.stride_k_slot +
+                               kv_head * p.stride_k_head + in_row) = k;
+      *reinterpret_cast<int4*>(static_cast<Element*>(p.v_cache) + slot * p.stride_v_slot +
+                               kv_head * p.stride_v_head + in_row) = v;
+    }
+  }
+  if (threadIdx.x < 32) {
+    TreeWord used = 0;
+    for (int row = threadIdx.x; row < num_rows; row += 32) used |= Rows::word(p, s.request, row);
+    const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(used));
+    const uint32_t high = __reduce_or_sync(~0u, static_cast<uint32_t>(used >> 32));
+    if (threadIdx.x == 0) {
+      const TreeWord in_width = s.width >= kMaxWindow ? ~TreeWord{0} : node_bit(s.width) - 1;
+      s.used = (TreeWord{high} << 32 | low) & in_width;
+    }
+  }
+}
+
+// Where a packed row of a unit is.
+struct RowPlace {
+  int64_t row;  // of q and out
+  int head;     // query head
+};
+
+template <class Rows>
+__device__ __forceinline__ RowPlace row_place(const AttnParams& p, int group, const SegmentEntry& s,
+                                              int packed_row) {
+  const int step_row = packed_row / group;
+  return {static_cast<int64_t>(s.request) * Rows::num_rows(p) + step_row,
+          s.kv_head * group + packed_row - step_row * group};
+}
+
+// Query rows -> the A fragments of a warp with one row block. Rows behind the last are zeros.
+template <class Traits, class Rows>
+__device__ __forceinline__ void load_q_fragments(const AttnParams& p, const AttnLaunch& launch,
+                                                 const SegmentEntry& s, int first_row,
+                                                 uint32_t (&q)[Traits::kHeadDim / 16][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int packed = first_row + lane / 4 + 8 * half;
+    const bool valid = packed < launch.rows;
+    const RowPlace place = row_place<Rows>(p, launch.group, s, valid ? packed : 0);
+    const auto* from = static_cast<const typename Traits::Element*>(p.q) +
+                       place.row * p.stride_q_row + place.head * p.stride_q_head + lane % 4 * 2;
+#pragma unroll
+    for (int k = 0; k < Traits::kHeadDim / 16; ++k) {
+      q[k][half] = valid ? *reinterpret_cast<const uint32_t*>(from + k * 16) : 0;
+      q[k][half + 2] = valid ? *reinterpret_cast<const uint32_t*>(from + k * 16 + 8) : 0;
+    }
+  }
+}
+
+// The same rows -> shared memory, swizzled, for warps that read them per tile. All threads.
+template <class Traits, class Rows>
+__device__ __forceinline__ void load_q_shared(const AttnParams& p, const AttnLaunch& launch,
+                                              const SegmentEntry& s, int first_row, char* q) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < Traits::kRowTile * Traits::kChunks; i += Traits::kThreads) {
+    const int row = i / Traits::kChunks;
+    const int chunk = i % Traits::kChunks;
+    int4 value = make_int4(0, 0, 0, 0);
+    if (first_row + row < launch.rows) {
+      const RowPlace place = row_place<Rows>(p, launch.group, s, first_row + row);
+      value = *reinterpret_cast<const int4*>(static_cast<const typename Traits::Element*>(p.q) +
+                                             place.row * p.stride_q_row +
+                                             place.head * p.stride_q_head + chunk * 8);
+    }
+    *reinterpret_cast<int4*>(q + swizzled_offset(row, chunk, Traits::kRowBytes)) = value;
+  }
+}
+
+}  // namespace specfused::smxx

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// One KV tile in shared memory against the rows of one warp: S = Q K^T, online softmax, O += P V.
+//
+// What happens to a row depends on that row alone: its max, sum and rescaling are its own, a masked
+// score is replaced before it counts, and a masked column then adds exact zeros. So a row's bits do
+// not depend on how many rows or window columns the step has. The fused multiply-adds are spelled
+// out, so that every instantiation rounds alike.
+#pragma once
+
+#include <math_constants.h>
+
+#include "loads.cuh"
+
+namespace specfused::smxx {
+
+// The state of a warp's rows. Block b, half h: row 16 b + 8 h + lane / 4.
+template <class Traits>
+struct RowState {
+  static constexpr int kBlocks = Traits::kRowBlocks;
+  float o[kBlocks][Traits::kHeadDim / 8][4];
+  float max[kBlocks][2];  // of the unscaled scores
+  float sum[kBlocks][2];  // of this lane's columns only, until the segment ends
+
+  __device__ __forceinline__ void reset() {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int n = 0; n < Traits::kHeadDim / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[b][n][i] = 0.0f;
+      }
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        max[b][h] = -CUDART_INF_F;
+        sum[b][h] = 0.0f;
+      }
+    }
+  }
+};
+
+// A score maximum as an exponent of 2, or 0 while nothing was visible: exp2 of -inf minus it is 0.
+__device__ __forceinline__ float exponent_of(float max, float scale) {
+  return max == -CUDART_INF_F ? 0.0f : __fmul_rn(max, scale);
+}
+
+// Bit q: may a row with `word` see position tile * kTile + q?
+__device__ __forceinline__ uint64_t visible_positions(TreeWord word, int committed, int tile) {
+  const int window = committed - tile * kTile;  // place of window column 0
+  if (window >= kTile) return ~uint64_t{0};
+  if (window >= 0) return (word << window) | ((uint64_t{1} << window) - 1);
+  return window > -kTile ? word >> -window : 0;
+}
+
+template <class Traits>
+struct WarpTile {
+  using Op = ptx::Element<typename Traits::Element>;
+  static constexpr int kBlocks = Traits::kRowBlocks;
+  static constexpr int kDimSteps = Traits::kHeadDim / 16;
+  static constexpr int kTokenBlocks = Traits::kStepTokens / 16;
+  static constexpr int kBlockBytes = 16 * Traits::kRowBytes;  // 16 tokens or rows
+  using Scores = float[kBlocks][Traits::kStepTokens / 8][4];
+
+  // Per lane: where its row of each 8 x 8 matrix is. A chunk index 2 n enters by XOR: see swizzle.
+  uint32_t k_offset;
+  uint32_t v_offset;
+  uint32_t q_address;
+
+  __device__ __forceinline__ WarpTile(uint32_t q_smem) {
+    const int thread = ptx::thread_index_here();
+    const int lane = thread % 32;
+    const int first_token = thread / 32 % Traits::kTokenGroups * Traits::kWarpTokens;
+    const int row_group = thread / 32 / Traits::kTokenGroups;
+    // K: matrices (tokens 0-7, d 0-7), (0-7, 8-15), (8-15, 0-7), (8-15, 8-15) of a 16 x 16 block
+    k_offset =
+        swizzled_offset(first_token + lane / 16 * 8 + lane % 8, lane / 8 % 2, Traits::kRowBytes);
+    // V, transposed: (0-7, 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15). Q: the same order.
+    const int row = lane / 8 % 2 * 8 + lane % 8;
+    v_offset =
+        swizzled_offset(first_token + row, lane / 16, Traits::kRowBytes) + Traits::kHalfStageBytes;
+    q_address =
+        q_smem + swizzled_offset(row_group * 16 * kBlocks + row, lane / 16, Traits::kRowBytes);
+  }
+
+  __device__ __forceinline__ void scores(uint32_t stage, const uint32_t (&q)[kDimSteps][4],
+                                         Scores& s) const {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[b][n][i] = 0.0f;
+      }
+    }
+    const uint32_t k_address = stage + k_offset;
+#pragma unroll
+    for (int d = 0; d < kDimSteps; ++d) {
+      uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        if constexpr (Traits::kQInRegisters) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) a[b][i] = q[d][i];
+        } else {
+          ptx::ldmatrix_x4(a[b], (q_address ^ (d * 32)) + b * kBlockBytes);
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < kTokenBlocks; ++n) {
+        uint32_t k[4];
+        ptx::ldmatrix_x4(k, (k_address ^ (d * 32)) + n * kBlockBytes);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          Op::mma(s[b][2 * n], a[b], k[0], k[1]);
+          Op::mma(s[b][2 * n + 1], a[b], k[2], k[3]);
+        }
+      }
+    }
+  }
+
+  // What row (block b, half h) sees: bit 8 n + i is this lane's column i of token block n.
+  template <class Rows>
+  static __device__ __forceinline__ uint64_t look_up(const AttnParams& p, int group,
+                                                     const SegmentEntry& segment, int tile,
+                                                     int packed_row, int first_token) {
+    const int lane = threadIdx.x % 32;
+    const int row = (packed_row + lane / 4) / group;
+    const TreeWord word =
+        row < Rows::num_rows(p) ? Rows::word(p, segment.request, row) & segment.used : 0;
+    return visible_positions(word, segment.committed, tile) >> (first_token + lane % 4 * 2);
+  }
+
+  static __device__ __forceinline__ void mask(uint64_t visible, int b, int h, Scores& s) {
+#pragma unroll
+    for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool keep = visible >> (8 * n + i) & 1;
+        s[b][n][2 * h + i] = keep ? s[b][n][2 * h + i] : -CUDART_INF_F;
+      }
+    }
+  }
+
+  // Scores -> weights, in place; state to the new maximum.
+  static __device__ __forceinline__ void softmax(float scale, Scores& s, RowState<Traits>& state) {
+    float rescale[kBlocks][2];
+    bool changed = false;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float max = fmaxf(s[b][0][2 * h], s[b][0][2 * h + 1]);
+#pragma unroll
+        for (int n = 1; n < Traits::kStepTokens / 8; ++n) {
+          max = fmaxf(max, fmaxf(s[b][n][2 * h], s[b][n][2 * h + 1]));
+        }
+        max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
+        max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
+        const float before = state.max[b][h];
+        max = fmaxf(max, before);
+        const float exponent = exponent_of(max, scale);
+        rescale[b][h] =
+            before == max ? 1.0f : ptx::exp2_approx(__fmaf_rn(before, scale, -exponent));
+        changed |= before != max;
+        float sum = __fmul_rn(state.sum[b][h], rescale[b][h]);
+#pragma unroll
+        for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
+#pragma unroll
+          for (int i = 2 * h; i < 2 * h + 2; ++i) {
+            s[b][n][i] = ptx::exp2_approx(__fmaf_rn(s[b][n][i], scale, -exponent));
+            sum = __fadd_rn(sum, s[b][n][i]);
+          }
+        }
+        state.max[b][h] = max;
+        state.sum[b][h] = sum;
+      }
+    }
+    // A factor of 1 changes nothing, so skipping it for all rows of the warp changes no row's bits.
+    if (__any_sync(~0u, changed)) {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+#pragma unroll
+        for (int n = 0; n < Traits::kHeadDim / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            state.o[b][n][i] = __fmul_rn(state.o[b][n][i], rescale[b][i / 2]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void weigh_values(uint32_t stage, const Scores& p,
+                                               RowState<Traits>& state) const {
+    const uint32_t v_address = stage + v_offset;
+#pragma unroll
+    for (int n = 0; n < kTokenBlocks; ++n) {
+      uint32_t a[kBlocks][4];
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        a[b][0] = Op::pack(p[b][2 * n][0], p[b][2 * n][1]);
+        a[b][1] = Op::pack(p[b][2 * n][2], p[b][2 * n][3]);
+        a[b][2] = Op::pack(p[b][2 * n + 1][0], p[b][2 * n + 1][1]);
+        a[b][3] = Op::pack(p[b][2 * n + 1][2], p[b][2 * n + 1][3]);
+      }
+#pragma unroll
+      for (int d = 0; d < kDimSteps; ++d) {
+        uint32_t v[4];
+        ptx::ldmatrix_x4_trans(v, (v_address ^ (d * 32)) + n * kBlockBytes);
+#pragma unroll
+        for (int b = 0; b < kBlocks; ++b) {
+          Op::mma(state.o[b][2 * d], a[b], v[0], v[1]);
+          Op::mma(state.o[b][2 * d + 1], a[b], v[2], v[3]);
+        }
+      }
+    }
+  }
+
+  // All of one tile. first_packed: this warp's first packed row; the mask is looked up only in
+  // tiles that reach into the window.
+  template <class Rows>
+  __device__ __forceinline__ void attend(const AttnParams& p, const AttnLaunch& launch,
+                                         const SegmentEntry& segment, int tile, int first_packed,
+                                         int first_token, uint32_t stage,
+                                         const uint32_t (&q)[kDimSteps][4],
+                                         RowState<Traits>& state) const {
+    const bool masked = (tile + 1) * kTile > segment.committed;
+    // Looked up before the scores, so that these hide the latency; only 128 rows lack the
+    // registers.
+    constexpr bool kEarly = Traits::kFew || kBlocks == 1;
+    uint64_t visible[kBlocks][2];
+    if (kEarly && masked) {
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks; ++i) {
+        visible[i / 2][i % 2] =
+            look_up<Rows>(p, launch.group, segment, tile, first_packed + 8 * i, first_token);
+      }
+    }
+#pragma unroll 1
+    for (int step = 0; step < Traits::kWarpTokens; step += Traits::kStepTokens) {
+      Scores s;
+      scores(stage + step * Traits::kRowBytes, q, s);
+      if (masked) {
+#pragma unroll
+        for (int i = 0; i < 2 * kBlocks; ++i) {
+          const uint64_t row = kEarly ? visible[i / 2][i % 2]
+                                      : look_up<Rows>(p, launch.group, segment, tile,
+                                                      first_packed + 8 * i, first_token);
+          mask(row >> step, i / 2, i % 2, s);
+        }
+      }
+      softmax(launch.scale_log2, s, state);
+      weigh_values(stage + step * Traits::kRowBytes, s, state);
+    }
+  }
+};
+
+}  // namespace specfused::smxx

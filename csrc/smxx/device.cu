@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Questions about the current device that callers ask before a launch.
+#include "../launch.h"
+#include "device.cuh"
+
+namespace specfused::smxx {
+
+int attn_num_ctas(int head_dim, int* num_ctas) {
+  int device;
+  AttnDevice limits;
+  const cudaError_t error = current_device_limits(&device, &limits);
+  if (error == cudaSuccess) *num_ctas = attn_plan_ctas(limits, head_dim);
+  return error;
+}
+
+const char* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+}  // namespace specfused::smxx

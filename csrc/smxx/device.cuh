@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// What launches need to know of the current device, read once per device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "../attn_select.h"
+
+namespace specfused::smxx {
+
+constexpr int kMaxDevices = 64;
+
+inline cudaError_t current_device_limits(int* device, AttnDevice* limits) {
+  static std::atomic<bool> known[kMaxDevices];
+  static AttnDevice cache[kMaxDevices];
+  cudaError_t error = cudaGetDevice(device);
+  if (error != cudaSuccess) return error;
+  if (*device < 0 || *device >= kMaxDevices) return cudaErrorInvalidDevice;
+  if (!known[*device].load(std::memory_order_acquire)) {
+    AttnDevice read;
+    error = cudaDeviceGetAttribute(&read.sm_count, cudaDevAttrMultiProcessorCount, *device);
+    if (error != cudaSuccess) return error;
+    error = cudaDeviceGetAttribute(&read.smem_per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                   *device);
+    if (error != cudaSuccess) return error;
+    error = cudaDeviceGetAttribute(&read.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                   *device);
+    if (error != cudaSuccess) return error;
+    cache[*device] = read;  // threads that race here write the same values
+    known[*device].store(true, std::memory_order_release);
+  }
+  *limits = cache[*device];
+  return cudaSuccess;
+}
+
+// Lets a kernel use up to `bytes` of dynamic shared memory on `device`. `done` is the kernel's own
+// static: the largest size set so far per device.
+inline cudaError_t allow_smem(const void* kernel, int device, int bytes, std::atomic<int>* done) {
+  if (done[device].load(std::memory_order_acquire) >= bytes) return cudaSuccess;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error == cudaSuccess) done[device].store(bytes, std::memory_order_release);
+  return error;
+}
+
+}  // namespace specfused::smxx
