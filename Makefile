@@ -46,7 +46,7 @@ $(VENV)/.packages: tests/engine/requirements.txt tests/engine/requirements-nodep
 	touch $@
 
 $(VENV)/.specfused: $(VENV)/.packages $(SOURCES)
-	SPECFUSED_WERROR=ON $(PIP) install .
+	SPECFUSED_WERROR=ON $(PIP) install -e .
 	touch $@
 
 clean:

@@ -236,7 +236,10 @@ template <class Traits, class Rows, class Shared>
 __device__ __forceinline__ void combine(Shared& shared, char* stage, int row_tile,
                                         const RowSink<Traits, Rows>& sink) {
   constexpr int kDim = Traits::kHeadDim;
+  // Chunks of four elements that a thread adds up together, and splits that it loads ahead: with a
+  // large O in the main loop, fewer registers are left.
   constexpr int kItems = 4;
+  constexpr int kAhead = kDim == 128 && Traits::kRowBlocks == 1 ? 4 : 2;
   const SegmentEntry& s = sink.segment;
   __syncthreads();
   const int thread = ptx::thread_index_here();
@@ -327,7 +330,6 @@ __device__ __forceinline__ void combine(Shared& shared, char* stage, int row_til
         o[j].z = __fmaf_rn(x.z, f, o[j].z);
         o[j].w = __fmaf_rn(x.w, f, o[j].w);
       };
-      constexpr int kAhead = 2;
 #pragma unroll 1
       for (int split = 0; split < splits; split += kAhead) {
         float4 x[kAhead][kItems];
