@@ -137,3 +137,16 @@ def test_kv_rows_are_read_before_they_are_written():
     strides = torch.tensor([b.stride(0) * b.element_size() for b in buffers])
     sgl_kernel.copy_all_layer_kv_cache_cpu(pointers, strides, target, source)
     assert all(map(torch.equal, buffers, expected))
+
+
+def test_grammar_mask():
+    """One bit a token, the lowest first, and no pinned memory."""
+    import specfused_standins
+
+    mask = specfused_standins._pageable_bitmask(40, 2)
+    assert mask.tolist() == [[-1, -1]] * 2
+    mask[1] = torch.tensor([0b101, 1])
+    logits = torch.zeros(2, 40)
+    specfused_standins._apply_bitmask(None, logits, mask)
+    allowed = [row.isfinite().nonzero().flatten().tolist() for row in logits]
+    assert allowed == [list(range(40)), [0, 2, 32]]

@@ -133,7 +133,6 @@ def test_speculative_text(setting, pair, reference, simulated):
     assert outcome.tokens == reference.tokens
     histograms = padded(outcome.histograms, setting.steps)
     assert histograms == simulated(setting)[1]
-    print(setting, accept_length(histograms), histograms, outcome.ops)
     # Otherwise one length for the whole batch would do.
     assert outcome.ops["ragged_rounds"] > 5
     if setting.topk == 1:
@@ -154,9 +153,7 @@ def test_tree_accepts_more_than_chain(simulated):
 def test_missing_compaction_changes_text(setting, pair, reference):
     """Accepted nodes that stay where they were drafted: later rounds read refused ones."""
     outcome = generate(pair, setting, fault="move")
-    print(setting, outcome.ops)
     assert outcome.ops["moved_rows"] > 50  # what should have moved
-    print([a != b for a, b in zip(outcome.texts, reference.texts, strict=True)])
     changed = [a != b for a, b in zip(outcome.texts, reference.texts, strict=True)]
     assert sum(changed) > len(PROMPTS) // 2
 
@@ -184,7 +181,6 @@ def test_json(setting, pair, constrained):
     """The grammar masks every node by its own path, and ends the request in mid-round."""
     outcome = generate_json(pair, setting)
     if setting:
-        print(accept_length(padded(outcome.histograms[::2], setting.steps)), outcome.ops)
         assert accept_length(padded(outcome.histograms[::2], setting.steps)) > 1.5
         assert outcome.ops["ragged_rounds"] > 5
     assert outcome.texts == constrained.texts
@@ -200,7 +196,8 @@ def test_json(setting, pair, constrained):
 def surprise(target, tokens, temperature):
     """Mean over all requests of -log p(token) less what it is on average for such a p.
 
-    About 0 for tokens that were drawn from the target, whatever was drafted.
+    0 for tokens that were drawn from the target, whatever was drafted; with the 320 tokens of a
+    test the deviation is 0.04. Greedy tokens have -0.3.
     """
     total = 0.0
     for prompt, answer in zip(PROMPTS, tokens, strict=True):
@@ -217,7 +214,6 @@ def test_sampled_text(setting, pair, reference, source):
     sampled = {"temperature": 0.8, "env": {"STANDINS_SAMPLING": "1"}}
     outcome = generate(pair, setting, **sampled)
     histograms = padded(outcome.histograms, setting.steps)
-    print(setting, accept_length(histograms), outcome.texts, outcome.ops)
     assert outcome.ops["tree_speculative_sampling_target_only"] > 0
     assert outcome.ops["ragged_rounds"] > 5
     assert accept_length(histograms) > (2.5 if setting.topk > 1 else 2)
@@ -225,9 +221,7 @@ def test_sampled_text(setting, pair, reference, source):
     assert [len(tokens) for tokens in outcome.tokens] == [MAX_NEW_TOKENS] * len(PROMPTS)
     assert all(0 <= token < target.s.vocab for tokens in outcome.tokens for token in tokens)
     assert outcome.texts != reference.texts
-    print(surprise(target, outcome.tokens, 0.8), surprise(target, reference.tokens, 0.8))
     assert abs(surprise(target, outcome.tokens, 0.8)) < 0.25
     if setting.topk > 1:
         broken = generate(pair, setting, fault="move", **sampled)
-        print("broken", surprise(target, broken.tokens, 0.8))
-        assert surprise(target, broken.tokens, 0.8) > 0.5
+        assert surprise(target, broken.tokens, 0.8) > 0.5  # 2.9 here
