@@ -198,7 +198,7 @@ class Yardsticks:
         device = self.harness.device
         if not self.harness.cuda:
             return "torch sum on the CPU", lambda src: src.view(torch.int64).sum()
-        sink = torch.zeros(1024, dtype=torch.int32, device=device)
+        sink = torch.zeros(1, dtype=torch.int64, device=device)
         try:
             op = torch.ops.specfused.bench_read
             op(torch.zeros(4096, dtype=torch.uint8, device=device), sink)
