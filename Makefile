@@ -19,8 +19,13 @@ CPU_ENGINE = CUDA_VISIBLE_DEVICES= SGLANG_USE_CPU_ENGINE=1 TORCHDYNAMO_DISABLE=1
   HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONWARNINGS=ignore \
   PYTHONPATH=tests/engine/standins:.sglang/0.5.17
 
+ifeq ($(GPU),)
 demo: install
-	$(if $(GPU),,$(CPU_ENGINE)) $(BIN)/python -m specfused demo
+	$(CPU_ENGINE) $(BIN)/python -m specfused demo
+else
+demo: .venv-gpu/.specfused
+	.venv-gpu/bin/python -m specfused demo
+endif
 
 test: install lint
 	SPECFUSED_REQUIRE_ENGINE=1 $(BIN)/python -m pytest -q tests bench
@@ -49,5 +54,12 @@ $(VENV)/.specfused: $(VENV)/.packages $(SOURCES)
 	SPECFUSED_WERROR=ON $(PIP) install -e .
 	touch $@
 
+# With a GPU the engine is SGLang as its users install it.
+.venv-gpu/.specfused: $(SOURCES)
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip --disable-pip-version-check -q install sglang==0.5.17
+	.venv-gpu/bin/python -m pip --disable-pip-version-check -q install -e .
+	touch $@
+
 clean:
-	rm -rf build dist *.egg-info $(VENV) .sglang
+	rm -rf build dist *.egg-info $(VENV) .venv-gpu .sglang
