@@ -3,6 +3,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,11 +27,13 @@ class CMakeBuild(build_ext):
 
     def run(self):
         nvcc = build_backend.check_tools()
+        ninja = shutil.which("ninja")  # pip's build environment is another one each time
         torch_dir = build_backend.find_torch()
         out = Path(self.get_ext_fullpath("specfused._C")).resolve().parent
         build = (ROOT / "build" / ("cuda" if nvcc else "cpu")).resolve()
         options = {
             "CMAKE_BUILD_TYPE": "Release",
+            "CMAKE_MAKE_PROGRAM": ninja,
             "CMAKE_LIBRARY_OUTPUT_DIRECTORY": out,
             "SPECFUSED_VERSION": version(),
             "SPECFUSED_TORCH_DIR": torch_dir,
@@ -50,7 +53,7 @@ class CMakeBuild(build_ext):
         defines = [f"-D{name}={value}" for name, value in options.items()]
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 2))
         for command in (
-            ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", "--fresh", *defines],
+            ["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *defines],
             ["cmake", "--build", build, "--parallel", jobs],
         ):
             if subprocess.run(command).returncode:

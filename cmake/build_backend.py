@@ -26,6 +26,7 @@ CUDA_PACKAGES = [
     "nvidia-cuda-cccl==13.0.85",
 ]
 
+_TORCH_HEADER = "include/torch/csrc/stable/library.h"
 _FIND_TORCH = (
     "import importlib.util as u; s = u.find_spec('torch');"
     "print(s.submodule_search_locations[0] if s else '')"
@@ -38,7 +39,7 @@ class BuildError(SystemExit):
 
 def wants_cuda() -> bool:
     """SPECFUSED_CUDA=0 builds the CPU implementations only."""
-    return os.environ.get("SPECFUSED_CUDA", "1") != "0"
+    return os.environ.get("SPECFUSED_CUDA", "1").lower() not in ("0", "off", "no", "false")
 
 
 def find_nvcc() -> str | None:
@@ -54,7 +55,10 @@ def find_nvcc() -> str | None:
 
 def find_torch() -> str:
     """Folder of the torch package that the build compiles against; its headers must be there."""
-    places = [os.environ.get("SPECFUSED_TORCH_DIR", "")]
+    named = os.environ.get("SPECFUSED_TORCH_DIR")
+    if named and not Path(named, _TORCH_HEADER).is_file():
+        raise BuildError(f"specfused: SPECFUSED_TORCH_DIR must name a torch >= 2.10, got {named}")
+    places = [named or ""]
     spec = importlib.util.find_spec("torch")
     places += list(spec.submodule_search_locations) if spec else []
     venv = os.environ.get("VIRTUAL_ENV")
@@ -63,7 +67,7 @@ def find_torch() -> str:
         done = subprocess.run([python, "-I", "-c", _FIND_TORCH], capture_output=True, text=True)
         places.append(done.stdout.strip())
     for place in places:
-        if place and Path(place, "include/torch/csrc/stable/library.h").is_file():
+        if place and Path(place, _TORCH_HEADER).is_file():
             return place
     raise BuildError(
         f"specfused: no torch >= 2.10 for {sys.executable}: install one first (pip install torch), "

@@ -3,6 +3,14 @@
 set(SPECFUSED_KERNEL_OBJECTS "")
 set(SPECFUSED_BUILT_ARCHS "")
 
+set(SPECFUSED_KNOWN_ARCHS 80 89 90a 100a 103 120)
+foreach(arch ${SPECFUSED_ARCHS})
+  if(NOT arch IN_LIST SPECFUSED_KNOWN_ARCHS)
+    message(FATAL_ERROR "specfused: SPECFUSED_ARCHS must name some of ${SPECFUSED_KNOWN_ARCHS}, "
+                        "got ${arch}")
+  endif()
+endforeach()
+
 # specfused_add_kernels(<folder> ARCHS 90a ... [PTX 80] SOURCES a.cu ...)
 function(specfused_add_kernels folder)
   cmake_parse_arguments(ARG "" "PTX" "ARCHS;SOURCES" ${ARGN})

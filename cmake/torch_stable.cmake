@@ -11,6 +11,9 @@ function(specfused_link_torch_stable target)
   target_include_directories(${target} SYSTEM PRIVATE ${SPECFUSED_TORCH_DIR}/include)
   target_compile_definitions(${target} PRIVATE TORCH_TARGET_VERSION=0x020a000000000000)
   target_compile_options(${target} PRIVATE ${SPECFUSED_WARNINGS})
+  # Error texts of torch's headers hold __FILE__: no path of the building machine in the binary.
+  target_compile_options(${target} PRIVATE
+    -fmacro-prefix-map=${CMAKE_SOURCE_DIR}/= -fmacro-prefix-map=${SPECFUSED_TORCH_DIR}/=)
   target_link_directories(${target} PRIVATE ${SPECFUSED_TORCH_DIR}/lib)
   # libtorch.so must stay in DT_NEEDED: it brings libtorch_cuda into the lookup scope where there
   # is one, and with it the weak stream symbol of csrc/torch/stream.h.

@@ -18,11 +18,19 @@ PROMPTS = (
 RUNS = {"plain": None, "chain 3-1-4": (3, 1, 4), "tree 3-4-16": (3, 4, 16)}
 
 
+def positive(text: str) -> int:
+    """A number of tokens that every run can emit: at least 8, as the warm-up does."""
+    number = int(text)
+    if number < 8:
+        raise ValueError(text)
+    return number
+
+
 def add_arguments(parser) -> None:
     """Arguments of `python -m specfused demo`."""
     parser.add_argument("--model", help="target checkpoint (default: the tiny model shipped here)")
     parser.add_argument("--draft", help="EAGLE-3 head for it")
-    parser.add_argument("--tokens", type=int, default=96, help="new tokens per prompt")
+    parser.add_argument("--tokens", type=positive, default=96, help="new tokens per prompt")
     parser.add_argument("--prompt", action="append", help="instead of the built-in prompts")
 
 
@@ -87,6 +95,15 @@ def run(options) -> int:
     import specfused
     from specfused import models
 
+    try:
+        sglang = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        print(
+            "specfused: the demo needs SGLang: pip install sglang==0.5.17, "
+            "or run make demo in the source tree",
+            file=sys.stderr,
+        )
+        return 2
     options.model = options.model or models.path("target")
     options.draft = options.draft or models.path("eagle3")
     if torch.cuda.is_available():
@@ -94,8 +111,7 @@ def run(options) -> int:
     prompts = options.prompt or PROMPTS
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
     print(
-        f"specfused {specfused.__version__} in SGLang {importlib.metadata.version('sglang')} "
-        f"on {device}\n",
+        f"specfused {specfused.__version__} in SGLang {sglang} on {device}\n",
         flush=True,
     )
     plain, equal = None, True

@@ -7,7 +7,8 @@ Hq / Hkv = query / KV heads, D = head_dim, C = committed length of a request bef
 
 Every op raises RuntimeError `<op>: <argument> must <requirement>, got <value>` for what the host
 can see. What only the device can see never crashes: a request whose index or length cannot be right
-is skipped (outputs untouched), a slot id outside the pool reads as slot 0 and is never written.
+is skipped (outputs untouched), a slot id outside the pool reads as slot 0 and is never written. The
+address table of `kv_table` is trusted: it must be of live buffers.
 """
 
 import torch

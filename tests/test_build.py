@@ -260,7 +260,11 @@ def test_no_torch(tmp_path):
     )
     header = tmp_path / "torch/include/torch/csrc/stable/library.h"
     env["SPECFUSED_TORCH_DIR"] = str(tmp_path / "torch")
-    assert "no torch >= 2.10" in sentence(run_python(BACKEND + "b.find_torch()", **env))
+    said = sentence(run_python(BACKEND + "b.find_torch()", **env))
+    assert said == (
+        "specfused: SPECFUSED_TORCH_DIR must name a torch >= 2.10, got "
+        + env["SPECFUSED_TORCH_DIR"]
+    )
     header.parent.mkdir(parents=True)
     header.touch()
     done = run_python(BACKEND + "print(b.find_torch())", **env)

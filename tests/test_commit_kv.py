@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The KV rows of all layers in commit and compact: accepted ones to the front, no other touched."""
 
+import op_args
 import pytest
 import reference
 import torch
@@ -215,3 +216,16 @@ def test_moves_behind_32_bits(cuda, rng):
     ops.compact(*ops.kv_table([big]), slots[None].to(cuda), index, lens)
     assert_bits_equal(big[-8:], want, "high slots")
     assert not big[:-8].any()
+
+
+@pytest.mark.parametrize("bad", ["null", "negative"])
+def test_a_broken_table_entry_is_skipped(bad):
+    """The table is trusted, but on the CPU an address of 0 or a row of no bytes cannot crash."""
+    args = op_args.compact("cpu")
+    args["accept_index"][:, :2] = torch.tensor([[0, 2], [4, 6]], dtype=torch.int32)
+    args["accept_lens"].fill_(2)
+    if bad == "null":
+        args["kv_ptrs"] = torch.zeros_like(args["kv_ptrs"])
+    else:
+        args["kv_row_bytes"] = -args["kv_row_bytes"]
+    ops.compact(**args)

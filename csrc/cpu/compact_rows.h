@@ -20,6 +20,7 @@ inline void compact_rows(const KvTable& kv, const int64_t* slots, const int32_t*
     for (int b = 0; b < kv.num_buffers; ++b) {
       char* base = reinterpret_cast<char*>(kv.ptrs[b]);
       const int64_t bytes = kv.row_bytes[b];
+      if (base == nullptr || bytes <= 0) continue;
       std::memcpy(base + slots[j] * bytes, base + slots[from] * bytes, bytes);
     }
   }

@@ -35,7 +35,7 @@ struct AttnArgs {
 inline void refuse_features(const char* op, const OptTensor& sinks, int64_t window, double softcap,
                             std::optional<double> k_scale, std::optional<double> v_scale) {
   if (sinks.has_value()) fail(op, ": sinks must be None (attention sinks), got a tensor");
-  if (window >= 0) fail(op, ": window must be -1 (sliding window attention), got ", window);
+  if (window != -1) fail(op, ": window must be -1 (sliding window attention), got ", window);
   if (softcap != 0.0) fail(op, ": softcap must be 0 (logit soft cap), got ", softcap);
   const auto unscaled = [&](const char* arg, const std::optional<double>& scale) {
     if (scale.has_value() && *scale != 1.0) {

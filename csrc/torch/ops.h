@@ -82,9 +82,9 @@ struct Ops {
     c.contiguous("seq_lens", seq_lens);
     c.require(seq_lens_offset >= -kMaxContext && seq_lens_offset <= kMaxContext, "seq_lens_offset",
               "be a small number of rows", std::to_string(seq_lens_offset));
-    c.require(num_kv_heads >= 1 && num_kv_heads <= INT32_MAX, "num_kv_heads", "be at least 1",
+    c.require(num_kv_heads >= 1 && num_kv_heads <= INT32_MAX, "num_kv_heads", "be 1 to 2^31 - 1",
               std::to_string(num_kv_heads));
-    c.require(num_ctas >= 1 && num_ctas <= INT32_MAX, "num_ctas", "be at least 1",
+    c.require(num_ctas >= 1 && num_ctas <= INT32_MAX, "num_ctas", "be 1 to 2^31 - 1",
               std::to_string(num_ctas));
     c.tensor("out", out, {ScalarType::Int}, 1);
     c.contiguous("out", out);

@@ -15,8 +15,16 @@ int64_t plan_numel_op(int64_t bs, int64_t num_ctas) { return plan_numel(bs, num_
 
 int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
 #ifdef SPECFUSED_HAS_CUDA
+  if (head_dim != 64 && head_dim != 128 && head_dim != 256) {
+    fail("attn_num_ctas: head_dim must be 64, 128 or 256, got ", head_dim);
+  }
   int num_ctas = 0;
-  const torch::stable::accelerator::DeviceGuard guard(static_cast<int32_t>(device_index));
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  try {
+    guard.emplace(static_cast<int32_t>(device_index));
+  } catch (const std::exception&) {
+    fail("attn_num_ctas: device_index must name a CUDA device of this machine, got ", device_index);
+  }
   const int error = smxx::attn_num_ctas(static_cast<int>(head_dim), &num_ctas);
   if (error != 0)
     fail("attn_num_ctas: CUDA device ", device_index, ": ", smxx::error_string(error));
