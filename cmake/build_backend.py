@@ -57,7 +57,7 @@ def find_torch() -> str:
     """Folder of the torch package that the build compiles against; its headers must be there."""
     named = os.environ.get("SPECFUSED_TORCH_DIR")
     if named and not Path(named, _TORCH_HEADER).is_file():
-        raise BuildError(f"specfused: SPECFUSED_TORCH_DIR must name a torch >= 2.10, got {named}")
+        raise BuildError(f"specfused: SPECFUSED_TORCH_DIR must name a torch >= 2.10, got {named}.")
     places = [named or ""]
     spec = importlib.util.find_spec("torch")
     places += list(spec.submodule_search_locations) if spec else []

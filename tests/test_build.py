@@ -261,10 +261,8 @@ def test_no_torch(tmp_path):
     header = tmp_path / "torch/include/torch/csrc/stable/library.h"
     env["SPECFUSED_TORCH_DIR"] = str(tmp_path / "torch")
     said = sentence(run_python(BACKEND + "b.find_torch()", **env))
-    assert said == (
-        "specfused: SPECFUSED_TORCH_DIR must name a torch >= 2.10, got "
-        + env["SPECFUSED_TORCH_DIR"]
-    )
+    named = env["SPECFUSED_TORCH_DIR"]
+    assert said == f"specfused: SPECFUSED_TORCH_DIR must name a torch >= 2.10, got {named}."
     header.parent.mkdir(parents=True)
     header.touch()
     done = run_python(BACKEND + "print(b.find_torch())", **env)
