@@ -85,8 +85,8 @@ def test_percentile():
     assert percentile([0.0, 10.0], 0.1) == 1.0
 
 
-def test_command_line_names_no_folder():
-    words = ["--json", "/home/someone/out.json", "--plot=/tmp/x", "--suite", "attn"]
+def test_command_line_names_no_folder(tmp_path):
+    words = ["--json", str(tmp_path / "out.json"), f"--plot={tmp_path / 'x'}", "--suite", "attn"]
     assert report.command_line(words) == (
         "python bench/run.py --json out.json --plot=x --suite attn"
     )

@@ -28,8 +28,8 @@ SPECFUSED_HD int64_t plan_numel(int64_t bs, int64_t num_ctas) {
   return kPlanHeader + bs + 1 + num_ctas;
 }
 
-// Tiles of one unit with `committed` rows before the window. A request that
-// cannot be served (negative length) still owns one tile, which its CTA skips.
+// Tiles of one unit with `committed` rows before the window. A request that cannot be served
+// (negative length) still owns one tile, which its CTA skips.
 SPECFUSED_HD int32_t num_tiles(int64_t committed) {
   return committed < 0 ? 1 : static_cast<int32_t>(committed / kTileTokens) + 1;
 }
@@ -58,8 +58,8 @@ struct PlanView {
     return data[kPlanHeader + bs() + 1 + cta];
   }
 
-  // The segment that starts at `line` (a tile of the whole line) in the range
-  // that ends at `line_end`; `request` must hold that tile.
+  // The segment that starts at `line` (a tile of the whole line) in the range that ends at
+  // `line_end`; `request` must hold that tile.
   SPECFUSED_HD Segment segment(int32_t line, int32_t line_end, int32_t request) const {
     const int32_t begin = tile_begin(request);
     const int32_t tiles = (tile_begin(request + 1) - begin) / num_kv_heads();
@@ -77,8 +77,7 @@ struct PlanView {
   }
 };
 
-// Fills the plan on one thread. The device version (smxx/plan.cu) gives the
-// same integers.
+// Fills the plan on one thread. The device version (smxx/plan.cu) gives the same integers.
 inline void make_plan(const int64_t* seq_lens, int64_t seq_lens_offset, int32_t bs,
                       int32_t num_kv_heads, int32_t num_ctas, int32_t* plan) {
   int32_t* begin = plan + kPlanHeader;
