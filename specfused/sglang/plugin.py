@@ -8,7 +8,7 @@ heavy is imported here; the backend comes in when a model runner asks for it.
 
 import logging
 
-from specfused.sglang import compat
+from specfused.sglang import compat, release, switch
 
 NAME = "specfused"
 
@@ -30,11 +30,12 @@ def register() -> None:
     if NAME not in ATTENTION_BACKEND_CHOICES:
         add_attention_backend_choices([NAME])
     register_attention_backend(NAME)(_create)
-    HookRegistry.register(
-        "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
-        _create_draft_backend,
-        HookType.AROUND,
-    )
+    for target, hook in {
+        "speculative.draft_utils.DraftBackendFactory._create_backend": _create_draft_backend,
+        "speculative.spec_info.SpeculativeAlgorithm.create_worker": _create_worker,
+        "mem_cache.common.release_kv_cache": release.around_release,
+    }.items():
+        HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AROUND)
 
 
 def _create(runner):
@@ -58,3 +59,13 @@ def _create_draft_backend(original, factory, backend_name, backend_map, *args, *
 
     entry = compat.draft_factory_entry(NAME, create)
     return original(factory, backend_name, {**backend_map, NAME: entry}, *args, **kwargs)
+
+
+def _create_worker(original, algorithm, server_args):
+    """Our subclass of the worker that SGLang would take, where SPECFUSED_MODE asks for one."""
+    worker = original(algorithm, server_args)
+    if not switch.wanted():
+        return worker
+    from specfused.sglang.worker import WORKERS
+
+    return WORKERS.get(worker, worker)

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SGLang's EAGLE worker with a choice per decode step: draft, or decode plainly.
+
+`Switching` overrides what a step does and leaves construction, prefill, weights and the draft
+stage itself to SGLang. See `modes` for the two kinds of step, `ring` for what an off step leaves
+behind, `catch_up` for how drafting resumes, `commit` for how every step ends.
+"""
+
+import logging
+import os
+
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
+
+from specfused.sglang import compat, features, release, ring
+from specfused.sglang.catch_up import CatchUp
+from specfused.sglang.commit import Verifier
+from specfused.sglang.modes import Modes, OneNodeTrees
+from specfused.sglang.switch import Switch
+
+logger = logging.getLogger(__name__)
+
+RING_VARIABLE = "SPECFUSED_RING"
+DEFAULT_RING = 64
+
+
+def ring_size() -> int:
+    """SPECFUSED_RING: off steps that a request may lag behind with its draft KV."""
+    text = os.environ.get(RING_VARIABLE, str(DEFAULT_RING))
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"specfused: {RING_VARIABLE} must be a positive integer, got {text}")
+    return int(text)
+
+
+class Switching:
+    """Mixin before one of SGLang's workers."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        features.check_worker(self)
+        self.switch = Switch.from_environment()
+        self.modes = None
+        self._step = 0  # decode steps launched
+        self._processed = 0  # and of these, those whose result the scheduler has processed
+        self._drafted = True  # whether the last decode step drafted
+        release.worker = self
+
+    def init_cuda_graphs(self):
+        super().init_cuda_graphs()
+        runner = self.target_worker.model_runner
+        draft_worker = self.draft_worker
+        rows = self.req_to_token_pool.req_to_token.shape[0]
+        self.ring = ring.PendingRing(
+            rows,
+            ring_size(),
+            compat.hidden_size_of_draft_input(draft_worker.draft_runner),
+            runner.dtype,
+            runner.device,
+        )
+        self.catch_up = CatchUp(draft_worker, self.ring, self.speculative_num_draft_tokens)
+        self.modes = Modes(runner)
+        self.modes.capture_off()
+        self.verifier = Verifier(
+            self.target_worker, features.kv_buffers(runner), self.topk, self.modes.ours
+        )
+        self.trees = OneNodeTrees(self.modes, rows, self.topk, runner.device)
+        logger.info(
+            "specfused worker: %s, ring of %d tokens for %d requests (%.1f MB), off graphs in "
+            "%.1f s and %.1f MB",
+            self.switch.describe(),
+            self.ring.size,
+            rows,
+            self.ring.nbytes / 1e6,
+            self.modes.seconds,
+            self.modes.graph_bytes / 1e6,
+        )
+
+    # -- a step
+
+    def forward_batch_generation(self, batch, on_publish=None, grammar_barrier=None, **kwargs):
+        """One forward of the scheduler's: prefill as SGLang does it, decode in the mode chosen."""
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            ring.clear(batch.reqs)  # prefill writes the draft's KV of all it prefills
+            self._drafted = True  # its last reader is the draft model
+            return super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
+        self._step += 1
+        drafting = self.switch.choose(batch)
+        self.modes.enter(drafting)
+        self._drafted = drafting
+        if drafting:
+            result = self._step_on(batch, on_publish, grammar_barrier)
+        else:
+            result = self._step_off(batch, on_publish, grammar_barrier)
+        self.switch.launched(drafting, batch)
+        return result
+
+    def _step_on(self, batch, on_publish, grammar_barrier):
+        with compat.draft_contexts(self.draft_worker):
+            self.catch_up.run(batch, resume=True)
+            batch.spec_info = self.draft_worker.draft(batch)
+        verify_input = batch.spec_info
+        result = self.verify(batch, grammar_barrier=grammar_barrier)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        with compat.draft_contexts(self.draft_worker):
+            compat.extend_after_verify(self.draft_worker, batch, result, verify_input)
+        return result
+
+    def _step_off(self, batch, on_publish, grammar_barrier):
+        if max(map(ring.pending, batch.reqs)) >= self.ring.size:
+            with compat.draft_contexts(self.draft_worker):
+                self.catch_up.run(batch, resume=False)
+        drafted = batch.spec_info
+        rows, seq_lens = batch.req_pool_indices, batch.seq_lens
+        batch.spec_info = self.trees.build(batch)
+        result = self.verify(batch, grammar_barrier=grammar_barrier)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        hidden_states = result.logits_output.hidden_states
+        self.ring.push(rows, seq_lens, result.next_token_ids, hidden_states)
+        ring.note_off_step(batch.reqs, self._step)
+        # SGLang relays these by request in every step. No step reads them before a catch-up has
+        # replaced them.
+        following = result.next_draft_input
+        following.topk_p = drafted.topk_p
+        following.topk_index = drafted.topk_index
+        following.hidden_states = drafted.hidden_states
+        return result
+
+    def verify(self, batch, grammar_barrier=None):
+        """Verifies and commits batch.spec_info at whatever width it has."""
+        publish = None if self._drafted else self._publish_off
+        return self.verifier.run(
+            batch,
+            self.req_to_token_pool,
+            grammar_barrier=grammar_barrier,
+            publish_reads_done=publish,
+        )
+
+    # -- scheduling
+
+    def _publish_off(self):
+        compat.publish_reads_done(self.draft_worker.draft_runner)
+
+    @property
+    def last_shared_read_runner(self):
+        """0.5.23: whose event says that the step has read all it shares with the scheduler."""
+        if self._drafted:
+            return super().last_shared_read_runner
+        return self.target_worker.model_runner
+
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req, batch_size=0):
+        """The result of the oldest launched decode step is on the host and about to be processed."""
+        super().on_verify_complete_cpu(num_correct_drafts_per_req, batch_size=batch_size)
+        self._processed += 1
+        self.switch.finished([n + 1 for n in num_correct_drafts_per_req])
+
+    def missing_draft_kv(self, req) -> int:
+        """Committed positions of `req` whose draft KV is still in the ring."""
+        return ring.missing_draft_kv(req, self._processed)
+
+
+class SpecFusedWorker(Switching, EAGLEWorkerV2):
+    """EAGLE and EAGLE3."""
+
+
+class SpecFusedStandaloneWorker(Switching, StandaloneWorkerV2):
+    """STANDALONE: the draft is a language model of its own and takes tokens only."""
+
+
+WORKERS = {EAGLEWorkerV2: SpecFusedWorker, StandaloneWorkerV2: SpecFusedStandaloneWorker}

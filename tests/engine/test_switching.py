@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drafting switched on and off from step to step: lossless in tokens, in slots, in acceptance."""
+
+import random
+
+import pytest
+from cases import CHAIN, MAX_NEW_TOKENS, PROMPTS, SECOND_TURN, TREE
+from harness import run_engine, speculation
+
+pytestmark = pytest.mark.engine
+
+EAGLE3_TREE = TREE._replace(algorithm="EAGLE3")
+DRAFT_TREE = TREE._replace(algorithm="STANDALONE")
+EAGLE_CHAIN = TREE._replace(steps=3, topk=1, num_draft_tokens=4)
+FLIPS = "schedule:10"
+RUNS = "schedule:1101000000111"
+OVERLAP = {"STANDINS_OVERLAP": "1"}
+HYBRID = {
+    "attention_backend": "triton",
+    "decode_attention_backend": "specfused",
+    "speculative_attention_mode": "decode",
+}
+
+
+def random_schedule(seed):
+    """Runs of 1 to 9 steps, off as often as on."""
+    numbers = random.Random(seed)
+    return "schedule:" + "".join(bit * numbers.randint(1, 9) for bit in "10" * 20)
+
+
+def run(models, setting, mode, prompts=PROMPTS, max_new_tokens=MAX_NEW_TOKENS, env=None, **options):
+    outcomes = run_engine(
+        models,
+        prompts,
+        max_new_tokens,
+        env={"SPECFUSED_MODE": mode, **(env or {})},
+        log_commits=True,
+        **{**speculation(models, *setting), **options},
+    )
+    for outcome in outcomes:
+        assert outcome.ops["flush_cache"] > 0
+        assert outcome.ops["lost_slots"] == 0
+    return outcomes
+
+
+class Rounds:
+    """What the oracle says of the steps that drafted.
+
+    A row of a batch is known by its length and root; if these fit several prompts, any may be
+    meant, and if none (a prompt that is not the oracle's), the row says nothing.
+    """
+
+    def __init__(self, outcome, answers):
+        expected = {}
+        for prompt, (tokens, accepted) in zip(PROMPTS, answers, strict=True):
+            for committed, count in enumerate(accepted, start=len(prompt)):
+                expected.setdefault((committed, tokens[committed]), set()).add(count)
+        rows = [step for batch in outcome.steps for step in batch]
+        self.off = sum(step.width == 1 for step in rows)
+        known = [s for s in rows if s.width > 1 and (s.committed, s.root) in expected]
+        self.on = len(known)
+        self.wrong = [s for s in known if s.accepted not in expected[s.committed, s.root]]
+
+
+@pytest.mark.parametrize("setting", [CHAIN, TREE, EAGLE3_TREE], ids=str)
+@pytest.mark.parametrize("mode", ["on", "off", FLIPS, RUNS])
+def test_modes(mode, setting, models, plain, rounds):
+    """Tokens of plain decoding, and rounds as if drafting had never been off."""
+    outcome = run(models, setting, mode)[0]
+    assert outcome.tokens == plain.tokens
+    seen = Rounds(outcome, rounds(*setting))
+    assert (seen.on > 0, seen.off > 0) == (mode != "off", mode != "on")
+    assert seen.wrong == []
+    assert outcome.ops["commit"] == len(outcome.steps)  # one call a step, and no other
+    assert outcome.ops["moved_rows"] == outcome.ops["compact"] == 0
+    assert (outcome.ops["catch_ups"] > 0) == (mode in (FLIPS, RUNS))
+
+
+VARIANTS = {
+    "overlap, chain": (CHAIN, {"env": OVERLAP}),
+    "overlap, eagle chain": (EAGLE_CHAIN, {"env": OVERLAP}),
+    "overlap, tree": (TREE, {"env": OVERLAP}),
+    "overlap, ring of 3": (TREE, {"env": {**OVERLAP, "SPECFUSED_RING": "3"}}),
+    "ring of 1": (EAGLE3_TREE, {"env": {"SPECFUSED_RING": "1"}}),
+    "chain on pages": (CHAIN, {"page_size": 16, "env": OVERLAP}),
+    "tree on pages": (TREE, {"page_size": 16, **HYBRID}),
+    "chunked prefill": (TREE, {"chunked_prefill_size": 16, "env": OVERLAP}),
+    "no radix cache": (EAGLE_CHAIN, {"disable_radix_cache": True, "env": OVERLAP}),
+    "one request at a time": (TREE, {"max_running_requests": 1}),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variant(name, models, plain, rounds):
+    setting, options = VARIANTS[name]
+    outcome = run(models, setting, random_schedule(name), **options)[0]
+    assert outcome.tokens == plain.tokens
+    seen = Rounds(outcome, rounds(*setting))
+    assert seen.on > 10
+    assert seen.off > 10
+    assert seen.wrong == []
+
+
+@pytest.mark.parametrize("env", [{}, OVERLAP], ids=["sync", "overlap"])
+def test_coming_and_going(env, models, plain, rounds):
+    """Requests of unequal length over three running slots: rows change hands all the time."""
+    lengths = [5, 32, 9, 1, 17, 30, 2, 24]
+    outcome = run(
+        models,
+        TREE,
+        random_schedule(5),
+        env=env,
+        max_running_requests=3,
+        sampling=[{"max_new_tokens": n} for n in lengths],
+    )[0]
+    assert outcome.tokens == [t[:n] for t, n in zip(plain.tokens, lengths, strict=True)]
+    seen = Rounds(outcome, rounds(*TREE))
+    assert seen.on > 10
+    assert seen.off > 10
+    assert seen.wrong == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "pool", "env"),
+    [(CHAIN, 230, OVERLAP), (TREE, 330, {}), (TREE, 330, OVERLAP)],
+    ids=["chain", "tree", "tree-overlap"],
+)
+def test_retraction(setting, pool, env, models, plain, rounds):
+    """Requests lose their slots in any mode and start again, with nothing pending."""
+    env = {"SGLANG_INIT_NEW_TOKEN_RATIO": "0.01", **env}
+    outcome = run(models, setting, random_schedule(7), env=env, max_total_tokens=pool)[0]
+    assert outcome.tokens == plain.tokens
+    assert outcome.total("num_retractions") > 0
+    assert Rounds(outcome, rounds(*setting)).wrong == []
+
+
+SECOND_TURNS = {
+    "chain": (EAGLE_CHAIN, {}),
+    "standalone": (CHAIN, {}),
+    "tree": (TREE, {}),
+    "tree, overlap": (TREE, OVERLAP),
+    "tree, ring of 8": (TREE, {"SPECFUSED_RING": "8"}),
+    "tree, ring of 8, overlap": (TREE, {"SPECFUSED_RING": "8", **OVERLAP}),
+}
+
+
+
+
+@pytest.mark.parametrize("name", SECOND_TURNS)
+def test_second_turn(name, models, rounds):
+    """What was decoded off enters the prefix cache only as far as it has draft KV."""
+    setting, env = SECOND_TURNS[name]
+    answers = rounds(*setting)
+    tokens, _ = answers[SECOND_TURN]
+    length = len(PROMPTS[SECOND_TURN])
+    prompt, longer = tokens[:length], tokens[: length + MAX_NEW_TOKENS]
+    off = "0" * (MAX_NEW_TOKENS - 1 + ("STANDINS_OVERLAP" in env))
+    mode = f"schedule:{off}{'1' * 999}"
+    first, second = run(models, setting, mode, [prompt], env=env, then=[[longer]])
+    assert first.tokens == [tokens[length : length + MAX_NEW_TOKENS]]
+    assert second.tokens == [tokens[len(longer) : len(longer) + MAX_NEW_TOKENS]]
+    seen = Rounds(second, answers)
+    assert seen.off == len(off)
+    assert seen.on > 5
+    assert seen.wrong == []
+    cached = second.meta[0]["cached_tokens"]
+    if "SPECFUSED_RING" in env:  # what was extended when the ring was full is kept
+        assert length + 10 < cached < len(longer) - 1
+    else:
+        assert cached in (length - 1, length)
+
+
+def test_logprobs(models, plain):
+    outcome = run(models, TREE, RUNS, return_logprob=True)[0]
+    assert outcome.tokens == plain.tokens
+    for ours, reference in zip(outcome.logprobs, plain.logprobs, strict=True):
+        assert ours == pytest.approx(reference, abs=1e-4)
+
+
+@pytest.mark.parametrize("setting", [CHAIN, TREE], ids=str)
+def test_sampled(setting, models, plain):
+    """At a temperature that leaves the second choice no chance, sampling must equal greedy."""
+    env = {"STANDINS_SAMPLING": "1"}
+    outcome = run(models, setting, RUNS, env=env, temperature=1e-4)[0]
+    assert outcome.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("setting", [CHAIN, DRAFT_TREE], ids=str)
+def test_hole_changes_acceptance(setting, models, plain, rounds):
+    """Control: pairs whose draft KV goes nowhere cost acceptance, and no token."""
+    outcome = run(models, setting, random_schedule(3), fault="hole")[0]
+    assert outcome.tokens == plain.tokens
+    assert len(Rounds(outcome, rounds(*setting)).wrong) > 3
