@@ -7,7 +7,7 @@ import random
 import pytest
 from policy_sim import OFF, ON, Engine, World
 
-from specfused.policy import Goodput, Mode, Settings
+from specfused.policy import Goodput, Settings
 
 DEFAULT = Settings()
 # Where drafting pays at 4 requests and not at 128.
@@ -122,7 +122,7 @@ def test_a_load_step_cuts_a_dwell_short():
     engine = Engine(policy, STEEP, seed=8)
     run(engine, 300, 128)
     trace = run(engine, 40, lambda step: 128 if step < 10 or step >= 18 else 4)
-    on, off = trace.modes.index(ON), None
+    on = trace.modes.index(ON)
     off = trace.modes.index(OFF, on)
     assert 10 <= on < 18 <= off
     assert off - on < DEFAULT.dwell and off <= 18 + DEFAULT.min_dwell + 3
@@ -136,12 +136,10 @@ def test_without_a_jump_a_dwell_is_kept():
     policy = Goodput(Settings(accept_prior=3.0, probe_interval=10**6), points)
     assert policy.decide(8, 0.0).mode is ON
     policy.observe_accept(ON, [1] * 8 * 64)
-    for held in range(1, 100):
-        decision = policy.decide(8, 0.0)
-        if decision.mode is OFF:
-            break
-        assert decision.reason == "dwell"
-    assert held == DEFAULT.dwell
+    reasons = []
+    while (decision := policy.decide(8, 0.0)).mode is ON:
+        reasons.append(decision.reason)
+    assert reasons == ["dwell"] * (DEFAULT.dwell - 1)
 
 
 def test_load_step_while_learning():

@@ -8,8 +8,9 @@
     policy.observe_accept(mode, accept_lens)
 
 Pure Python without a clock: a policy is a function of its configuration and of the calls it got, in
-order. Ranks that make the same calls decide the same; `state_digest()` shows whether they did. Only
-+ - * / and comparisons touch floats, so that no libm comes into it.
+order. Ranks that make the same calls decide the same, so give all of them one rank's step times;
+`state_digest()` shows whether they agree. Only + - * / and comparisons touch floats, so that no
+libm comes into it.
 """
 
 from specfused.policy.base import Decision, Forced, Mode, Policy, Schedule, Table

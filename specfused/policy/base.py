@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-
 # No decode step is shorter or longer, no context longer; keeps all arithmetic finite.
 SECONDS = (1e-6, 3600.0)
 CONTEXT = 1e9

@@ -133,7 +133,7 @@ class Goodput(Policy):
         self._off_steps = 0  # since drafting ran, or since the start
         self._regret = 0.0  # seconds lost by staying
         self._credit = 0.0  # seconds that probes may lose
-        self._planned = 0.0  # what the running probe was predicted to lose
+        self._planned = 0.0  # what the running probe's steps were predicted to lose
         self._planned_loss = 0.0  # its share of goodput
         self._backoff = 1
         self._probed_at = (0, 0.0)  # batch size and context of the last probe
@@ -250,8 +250,9 @@ class Goodput(Policy):
         then, context = self._probed_at
         if _apart(now.batch_size, then) or _apart(now.context, context):
             self._backoff = 1
-        price = self._plan_probe(now, mode.other)[1] * self._backoff
-        return self._held >= settings.probe_interval and self._credit >= price
+        _, lost, catchup = self._plan_probe(now, mode.other)
+        paid = self._credit >= (lost + catchup) * self._backoff
+        return paid and self._held >= settings.probe_interval
 
     def _unseen(self, mode: Mode, batch_size: int) -> bool:
         known = self._times.known(mode, batch_size)
@@ -259,25 +260,26 @@ class Goodput(Policy):
             known = known and self._accept.samples > 0
         return not known and self._visits.get((mode.value, region(batch_size)), 0) < MAX_VISITS
 
-    def _plan_probe(self, now: Comparison, mode: Mode) -> tuple[int, float]:
-        """Steps of a probe of `mode` and its predicted loss in seconds."""
+    def _plan_probe(self, now: Comparison, mode: Mode) -> tuple[int, float, float]:
+        """Steps of a probe of `mode`, and seconds that they and the catch-up would lose."""
         least, most = self.settings.probe_steps, self.settings.probe_most_steps
         catchup = self._catchup_seconds(now, self._off_steps if mode is Mode.ON else least)
         loss = now.seconds[mode] * max(now.loss(mode), 0.0)  # of a step
         steps = most if loss * most <= catchup else max(int(catchup / loss), least)
-        return steps, steps * loss + catchup
+        return steps, steps * loss, catchup
 
     def _begin_probe(self, now: Comparison) -> Decision:
         mode = self._mode.other
         visit = (mode.value, region(now.batch_size))
         self._visits[visit] = self._visits.get(visit, 0) + 1
-        self._probe_length, self._planned = self._plan_probe(now, mode)
+        self._probe_length, self._planned, catchup = self._plan_probe(now, mode)
         self._planned_loss = now.loss(mode)
-        self._credit = min(self._credit, self._planned) - self._planned
+        price = self._planned + catchup
+        self._credit = min(self._credit, price) - price  # what is saved beyond it is not kept
         self._probed_at = (now.batch_size, now.context)
         self._count("probes")
-        price = f"predicted to lose {self._planned * 1e3:.3g} ms"
-        return Decision(mode, "probe", f"step 1/{self._probe_length}, {price}; {now}")
+        detail = f"step 1/{self._probe_length}, predicted to lose {price * 1e3:.3g} ms; {now}"
+        return Decision(mode, "probe", detail)
 
     def _end_probe(self, now: Comparison) -> Decision:
         """Stays if the probed mode turned out better, else goes back."""
