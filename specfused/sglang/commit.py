@@ -52,6 +52,7 @@ class Verifier:
 
     def __init__(self, target_worker, kv_buffers: list[torch.Tensor], topk: int, ours: bool):
         self.ours = ours
+        self.tp_size = compat.tp_size()
         self.target_worker = target_worker
         self.topk = topk
         self.kv_buffers = kv_buffers  # the table holds their addresses
@@ -103,15 +104,13 @@ class Verifier:
             )
         maybe_detect_nan(logits_output.next_token_logits, "verify: target model logits")
         maybe_detect_inf(logits_output.next_token_logits, "verify: target model logits")
+        if batch.return_hidden_states and logits_output.hidden_states is not None:
+            # The host gets a copy of them later; a graph's own buffer is compacted in place.
+            logits_output.hidden_states = logits_output.hidden_states.clone()
         done = self._commit(verify_input, batch, logits_output, grammar_mask)
         if batch.return_logprob:
-            width = verify_input.draft_token_num
-            predict = _by_node(done, width)
+            predict = _by_node(done, verify_input.draft_token_num)
             compat.compute_logprobs(batch, logits_output, predict, done.accept_index)
-        if logits_output.hidden_states is not None:
-            logits_output.hidden_states = self._compact_hidden(
-                logits_output.hidden_states, done, verify_input.draft_token_num
-            )
         return self._result(batch, verify_input, output, done, forward_batch, can_run_cuda_graph)
 
     def _result(self, batch, verify_input, output, done, forward_batch, can_run_cuda_graph):
@@ -133,16 +132,22 @@ class Verifier:
     def _commit(self, verify_input, batch, logits_output, grammar_mask) -> Committed:
         width = verify_input.draft_token_num
         done = _empty(len(batch.seq_lens), width, verify_input.max_tree_depth, batch.seq_lens.device)
-        if not batch.sampling_info.is_all_greedy or SIMULATE_ACC_LEN > 0:
+        sampling_info = batch.sampling_info
+        if SIMULATE_ACC_LEN > 0 or (self.tp_size > 1 and not sampling_info.is_all_greedy):
+            # A path that is made up, or drawn by rank 0 for all ranks.
             decision = eagle_sample(verify_input, batch, logits_output, grammar_mask)
-            self._take(done, batch, width, *decision)
+            self._take(done, batch, logits_output, width, *decision)
             return done
         logits = logits_output.next_token_logits
-        adjust_logits(logits, batch.sampling_info, width, grammar_mask)
+        adjust_logits(logits, sampling_info, width, grammar_mask)
+        choice = {"logits": logits}
+        if not sampling_info.is_all_greedy:
+            choice = compat.sampling_inputs(verify_input, batch, logits)
         moves = {}
         if self.kv_table is not None and width > 1:
             ptrs, row_bytes, num_slots = self.kv_table
             moves = {
+                "hidden_states": logits_output.hidden_states,
                 "out_cache_loc": batch.out_cache_loc.long(),
                 "kv_ptrs": ptrs,
                 "kv_row_bytes": row_bytes,
@@ -159,36 +164,36 @@ class Verifier:
             done.new_seq_lens,
             retrieve_next_token=verify_input.retrieve_next_token,
             retrieve_next_sibling=verify_input.retrieve_next_sibling,
-            logits=logits,
             workspace=self._commit_workspace(logits, width),
+            next_token_ids=done.next_token_ids,
+            select_index=done.select_index,
+            **choice,
             **moves,
         )
-        _path_outputs(done, width)
         return done
 
-    def _take(self, done, batch, width, predict, accept_lens, accept_index) -> None:
-        """Carries out a decision that was made elsewhere."""
+    def _take(self, done, batch, logits_output, width, predict, accept_lens, accept_index) -> None:
+        """Carries out a decision that was made elsewhere, with the same outputs."""
+        bs, depth = done.accept_index.shape
+        path = accept_index.clamp(min=0).long()
         done.accept_index.copy_(accept_index)
         done.accept_lens.copy_(accept_lens)
         done.num_correct_drafts.copy_(accept_lens - 1)
-        tokens = predict[accept_index.clamp(min=0).long()]
-        done.accept_tokens.copy_(torch.where(accept_index >= 0, tokens, -1))
-        last = (accept_lens - 1).long()[:, None]
-        done.bonus_tokens.copy_(done.accept_tokens.gather(1, last)[:, 0])
-        done.new_seq_lens.copy_(batch.seq_lens + accept_lens)
-        if self.kv_table is not None and width > 1:
-            slots = batch.out_cache_loc.long().view(-1, width)
-            ops.compact(*self.kv_table, slots, done.accept_index, done.accept_lens)
-        _path_outputs(done, width)
-
-    def _compact_hidden(self, hidden_states, done, width):
+        done.accept_tokens.copy_(torch.where(accept_index >= 0, predict[path], -1))
+        last = (accept_lens - 1).long()
+        done.bonus_tokens.copy_(done.accept_tokens.gather(1, last[:, None])[:, 0])
+        torch.add(batch.seq_lens, accept_lens, out=done.new_seq_lens)
+        done.next_token_ids.zero_()
+        done.next_token_ids.view(bs, width)[:, :depth] = done.accept_tokens.clamp(min=0)
+        first = torch.arange(0, bs * width, width, device=last.device)
+        torch.add(first, last, out=done.select_index)
         if self.kv_table is None or width == 1:
-            return hidden_states
-        depth = done.accept_index.shape[1]
-        out = hidden_states.clone()
-        rows = done.accept_index.clamp(min=0).long()
-        out.view(-1, width, hidden_states.shape[1])[:, :depth] = hidden_states[rows]
-        return out
+            return
+        slots = batch.out_cache_loc.long().view(bs, width)
+        ops.compact(*self.kv_table, slots, done.accept_index, done.accept_lens)
+        hidden = logits_output.hidden_states
+        if hidden is not None:
+            hidden.view(bs, width, -1)[:, :depth] = hidden[path]
 
     def _commit_workspace(self, logits, width):
         if not logits.is_cuda:
@@ -230,15 +235,6 @@ def _empty(bs: int, width: int, depth: int, device) -> Committed:
         next_token_ids=new(bs * width, dtype=torch.int64),
         select_index=new(bs, dtype=torch.int64),
     )
-
-
-def _path_outputs(done: Committed, width: int) -> None:
-    """next_token_ids and select_index from the path."""
-    bs, depth = done.accept_index.shape
-    done.next_token_ids.zero_()
-    done.next_token_ids.view(bs, width)[:, :depth] = done.accept_tokens.clamp(min=0)
-    first = torch.arange(0, bs * width, width, device=done.accept_lens.device)
-    torch.add(first, done.num_correct_drafts, out=done.select_index)
 
 
 def _by_node(done: Committed, width: int) -> torch.Tensor:

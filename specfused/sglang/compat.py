@@ -260,3 +260,57 @@ def extend_after_verify(draft_worker, batch, result, verify_input) -> None:
     plan = getattr(verify_input, "kv_loc_plan", None)  # 0.5.23
     more = {} if plan is None else {"kv_loc_plan": plan}
     draft_worker._draft_extend_for_decode(batch, result, **more)
+
+
+def tp_size() -> int:
+    """Ranks that share every layer."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_size
+
+
+def sampling_inputs(verify_input, batch, logits) -> dict:
+    """Arguments of `ops.commit` for a sampled step: the target's distribution and coins.
+
+    Args:
+        logits: [bs*W, vocab], adjusted.
+    """
+    from sglang.srt.speculative import eagle_utils
+
+    info, width = batch.sampling_info, verify_input.draft_token_num
+    device = logits.device
+    coins, coins_final = eagle_utils._verify_coins(
+        sampling_info=info,
+        seq_lens=batch.seq_lens,
+        draft_token_num=width,
+        candidates=verify_input.draft_token.view(-1, width),
+        device=device,
+    )
+    spec = spec_settings()
+    inputs = {
+        "coins": coins,
+        "coins_final": coins_final,
+        "threshold_single": spec.speculative_accept_threshold_single,
+        "threshold_acc": spec.speculative_accept_threshold_acc,
+    }
+    temperatures = info.temperatures.view(-1).float()
+    if not (info.need_top_k_sampling or info.need_top_p_sampling):
+        return {"logits": logits, "temperatures": temperatures, **inputs}
+    scaled = logits.float() / temperatures.repeat_interleave(width)[:, None]
+    probs = torch.softmax(scaled, dim=-1)
+    top_k, top_p = _renorm_functions()
+    if info.need_top_k_sampling:
+        probs = top_k(probs, info.top_ks.repeat_interleave(width))
+    if info.need_top_p_sampling:
+        probs = top_p(probs, info.top_ps.repeat_interleave(width))
+    return {"target_probs": probs, **inputs}
+
+
+def _renorm_functions():
+    from sglang.srt.speculative import eagle_utils
+
+    if hasattr(eagle_utils, "top_k_renorm_prob"):  # 0.5.23
+        return eagle_utils.top_k_renorm_prob, eagle_utils.top_p_renorm_prob
+    import sgl_kernel
+
+    return sgl_kernel.top_k_renorm_prob, sgl_kernel.top_p_renorm_prob
