@@ -76,6 +76,7 @@ class CatchUp:
             last = self._extend(step, taken)
         if resume:
             self._resume(batch, last, plan[-1, 1] > 0, all(counts))
+        compat.forget_reads_done(self.worker.draft_runner)  # the step reads on
         self.tokens += sum(counts)
         ring.clear(batch.reqs)
 

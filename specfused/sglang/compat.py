@@ -56,6 +56,15 @@ def prefill_backend_name(runner) -> str:
     return attention_backends()[0]
 
 
+def decode_backend_name(server_args) -> str:
+    """The attention backend that the command line gives to decode."""
+    try:
+        from sglang.srt.runtime_context import attention_backends
+    except ImportError:
+        return server_args.get_attention_backends()[1]
+    return attention_backends()[1]
+
+
 def verify_mask(buffer: torch.Tensor, max_bs: int):
     """A QLEN_ONLY mask that the draft stage fills in place: W x W cells a request, no prefix."""
     from sglang.srt.layers.attention import verify_mask as module
@@ -269,6 +278,18 @@ def tp_size() -> int:
     return get_parallel().tp_size
 
 
+def tp_group():
+    """SGLang's coordinator of these ranks: rank_in_group, ranks, cpu_group."""
+    from sglang.srt.runtime_context import get_parallel
+
+    try:
+        return get_parallel().tp_group
+    except AttributeError:
+        from sglang.srt.distributed import get_tp_group
+
+        return get_tp_group()
+
+
 def sampling_inputs(verify_input, batch, logits) -> dict:
     """Arguments of `ops.commit` for a sampled step: the target's distribution and coins.
 
@@ -314,3 +335,31 @@ def _renorm_functions():
     import sgl_kernel
 
     return sgl_kernel.top_k_renorm_prob, sgl_kernel.top_p_renorm_prob
+
+
+def settings() -> dict:
+    """All server settings by flag name, as resolved in this process."""
+    from sglang.srt.runtime_context import get_context
+
+    return get_context().resolved_server_args_dict()
+
+
+def slots_in_reserve() -> int:
+    """KV slots that a running request holds beyond its committed tokens."""
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+    return get_alloc_reserve_per_decode()
+
+
+def has_recurrent_state(runner) -> bool:
+    """Whether layers keep a state per request instead of KV rows."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    return mambaish_config(runner.model_config) is not None
+
+
+def forget_reads_done(runner) -> None:
+    """Drops an event of an earlier phase, so that nobody takes it for the end of a later one."""
+    for name in ("war_fastpath_read_done_event", "shared_read_done_event"):
+        if hasattr(runner, name):
+            setattr(runner, name, None)

@@ -95,7 +95,3 @@ def kv_buffers(runner) -> list[torch.Tensor]:
     ids = sorted({layer.layer_id for layer in attention_layers(runner.model)})
     buffers = [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in ids]
     return [buffer for pair in buffers for buffer in pair]
-
-
-def check_worker(worker) -> None:
-    """Raises UnsupportedModel for what a switching worker cannot keep its promises with."""

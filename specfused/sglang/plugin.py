@@ -62,9 +62,10 @@ def _create_draft_backend(original, factory, backend_name, backend_map, *args, *
 
 
 def _create_worker(original, algorithm, server_args):
-    """Our subclass of the worker that SGLang would take, where SPECFUSED_MODE asks for one."""
+    """Our subclass of SGLang's worker: if SPECFUSED_MODE says so, or it is unset and decode is ours."""
     worker = original(algorithm, server_args)
-    if not switch.wanted():
+    mode = switch.configured()
+    if mode == switch.STOCK or (mode is None and compat.decode_backend_name(server_args) != NAME):
         return worker
     from specfused.sglang.worker import WORKERS
 

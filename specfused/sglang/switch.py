@@ -1,52 +1,126 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds the policy and asks it: SPECFUSED_MODE in, one choice per decode step out."""
+"""Feeds the policy and asks it: SPECFUSED_MODE in, one choice per decode step out.
 
+All ranks of a tensor-parallel group must choose alike. Batch sizes, lengths and accepted tokens are
+the same on all of them; measured times are not, so rank 0's are handed to all, every few steps.
+"""
+
+import logging
 import os
+from collections import deque
+
+import torch
 
 from specfused.policy import Mode, from_config
+from specfused.sglang import compat
+from specfused.sglang.clock import StepClock
+
+logger = logging.getLogger(__name__)
 
 VARIABLE = "SPECFUSED_MODE"
-STOCK = "stock"
+STOCK = "stock"  # SGLang's own worker
+DEFAULT = "auto"
+CHECK_VARIABLE = "SPECFUSED_CHECK_RANKS"
+SHARE_INTERVAL = 16  # steps between two hand-outs of rank 0's times
+CHECK_INTERVAL = 32
 
 
-def wanted() -> bool:
-    """Whether this server shall have a worker that switches."""
-    return os.environ.get(VARIABLE, STOCK) != STOCK
+def configured() -> str | None:
+    """SPECFUSED_MODE, or None where nobody has set it."""
+    return os.environ.get(VARIABLE) or None
 
 
 class Switch:
-    """One policy and the numbers that it lives on."""
+    """One policy and the numbers that it lives on.
 
-    def __init__(self, policy, text: str):
-        self.policy = policy
+    Args:
+        text: a policy in words, see `specfused.policy.from_config`.
+        device: of the model.
+        ranks: SGLang's tensor-parallel group, or None for one rank.
+    """
+
+    def __init__(self, text: str, device, ranks=None):
         self.text = text
-        self.steps = {Mode.ON: 0, Mode.OFF: 0}
-        self.changes = 0
-        self._last = None
-        self._in_flight = []
+        self.policy = from_config(text)
+        self.clock = StepClock(device) if self.policy.uses_times else None
+        self._ranks = ranks
+        self._check = ranks is not None and os.environ.get(CHECK_VARIABLE) == "1"
+        self._in_flight = deque()  # modes of launched steps without result
+        self._times = []  # of rank 0, not yet handed out
+        self._step = 0
+        self._now = None  # mode, batch size and mean context of the step
 
     @classmethod
-    def from_environment(cls):
-        text = os.environ.get(VARIABLE, STOCK)
-        return cls(from_config(text), text)
+    def from_environment(cls, device):
+        ranks = compat.tp_group() if compat.tp_size() > 1 else None
+        return cls(configured() or DEFAULT, device, ranks)
 
     def describe(self) -> str:
         """For the log line at start."""
         return f"{VARIABLE}={self.text}"
 
-    def choose(self, batch) -> bool:
-        """Whether the next step of `batch` drafts. Every call is a step."""
-        lens = [req.seqlen for req in batch.reqs]
-        mode = self.policy.decide(len(lens), sum(lens) / max(len(lens), 1)).mode
-        self.steps[mode] += 1
-        self.changes += self._last not in (None, mode)
-        self._last = mode
-        return mode is Mode.ON
+    # -- a step
 
-    def launched(self, drafting: bool, batch) -> None:
-        """The step has been launched."""
-        self._in_flight.append(Mode.ON if drafting else Mode.OFF)
+    def choose(self, reqs) -> Mode:
+        """The mode of the decode step about to be launched over `reqs`."""
+        self._step += 1
+        if self.clock is not None:
+            self._observe_times()
+        if self._check and self._step % CHECK_INTERVAL == 0:
+            self._compare_ranks()
+        context = sum(req.seqlen for req in reqs) / max(len(reqs), 1)
+        mode = self.policy.decide(len(reqs), context).mode
+        self._now = (mode, len(reqs), context)
+        self._in_flight.append(mode)
+        return mode
 
-    def finished(self, accept_lens: list[int]) -> None:
-        """The oldest launched step's accept lengths have arrived."""
-        self.policy.observe_accept(self._in_flight.pop(0), accept_lens)
+    def launched(self) -> None:
+        """The step has been launched, all of it."""
+        if self.clock is not None:
+            self.clock.step(self._now)
+
+    def prefill(self) -> None:
+        """A prefill is about to be launched."""
+        if self.clock is not None:
+            self.clock.interrupt()
+
+    def finished(self, accept_lens: list[int]) -> Mode:
+        """The accept lengths of the oldest launched step have arrived; the step's mode."""
+        mode = self._in_flight.popleft()
+        self.policy.observe_accept(mode, accept_lens)
+        return mode
+
+    # -- ranks
+
+    def _observe_times(self) -> None:
+        self._times += self.clock.finished()
+        if self._ranks is not None:
+            if self._step % SHARE_INTERVAL:
+                return
+            self._times = _from_first(self._ranks, self._times)
+        for (mode, batch_size, context), seconds in self._times:
+            self.policy.observe_step(mode, batch_size, context, seconds)
+        self._times = []
+
+    def _compare_ranks(self) -> None:
+        digests = [None] * len(self._ranks.ranks)
+        mine = self.policy.state_digest()
+        torch.distributed.all_gather_object(digests, mine, group=self._ranks.cpu_group)
+        if len(set(digests)) > 1:
+            raise RuntimeError(
+                f"specfused: the policy must be in one state on all ranks, got {digests} at step "
+                f"{self._step}"
+            )
+
+
+def _from_first(ranks, times: list) -> list:
+    """Rank 0's times on every rank; one small collective of the host."""
+    rows = torch.zeros(2 * SHARE_INTERVAL, 4, dtype=torch.float64)
+    for row, ((mode, batch_size, context), seconds) in zip(rows, times, strict=False):
+        row.copy_(torch.tensor([mode is Mode.ON, batch_size, context, seconds]))
+    torch.distributed.broadcast(rows, src=ranks.ranks[0], group=ranks.cpu_group)
+    return [
+        ((Mode.ON if on else Mode.OFF, int(batch_size), context), seconds)
+        for on, batch_size, context, seconds in rows.tolist()
+        if batch_size
+    ]

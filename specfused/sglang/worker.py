@@ -6,19 +6,17 @@ stage itself to SGLang. See `modes` for the two kinds of step, `ring` for what a
 behind, `catch_up` for how drafting resumes, `commit` for how every step ends.
 """
 
-import logging
 import os
 
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
-from specfused.sglang import compat, features, release, ring
+from specfused.policy import Mode
+from specfused.sglang import compat, features, limits, release, ring
 from specfused.sglang.catch_up import CatchUp
 from specfused.sglang.commit import Verifier
 from specfused.sglang.modes import Modes, OneNodeTrees
 from specfused.sglang.switch import Switch
-
-logger = logging.getLogger(__name__)
 
 RING_VARIABLE = "SPECFUSED_RING"
 DEFAULT_RING = 64
@@ -37,16 +35,16 @@ class Switching:
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        features.check_worker(self)
-        self.switch = Switch.from_environment()
-        self.modes = None
+        self.switches = limits.may_switch(self)
+        self.switch = Switch.from_environment(self.device)
         self._step = 0  # decode steps launched
         self._processed = 0  # and of these, those whose result the scheduler has processed
         self._drafted = True  # whether the last decode step drafted
-        release.worker = self
 
     def init_cuda_graphs(self):
         super().init_cuda_graphs()
+        if not self.switches:
+            return
         runner = self.target_worker.model_runner
         draft_worker = self.draft_worker
         rows = self.req_to_token_pool.req_to_token.shape[0]
@@ -64,34 +62,33 @@ class Switching:
             self.target_worker, features.kv_buffers(runner), self.topk, self.modes.ours
         )
         self.trees = OneNodeTrees(self.modes, rows, self.topk, runner.device)
-        logger.info(
-            "specfused worker: %s, ring of %d tokens for %d requests (%.1f MB), off graphs in "
-            "%.1f s and %.1f MB",
-            self.switch.describe(),
-            self.ring.size,
-            rows,
-            self.ring.nbytes / 1e6,
-            self.modes.seconds,
-            self.modes.graph_bytes / 1e6,
-        )
+        release.worker = self
+        limits.report(self)
 
     # -- a step
 
     def forward_batch_generation(self, batch, on_publish=None, grammar_barrier=None, **kwargs):
         """One forward of the scheduler's: prefill as SGLang does it, decode in the mode chosen."""
+        kwargs |= {"on_publish": on_publish, "grammar_barrier": grammar_barrier}
+        if not self.switches:
+            return super().forward_batch_generation(batch, **kwargs)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             ring.clear(batch.reqs)  # prefill writes the draft's KV of all it prefills
             self._drafted = True  # its last reader is the draft model
-            return super().forward_batch_generation(batch, on_publish=on_publish, **kwargs)
+            self.switch.prefill()
+            return super().forward_batch_generation(batch, **kwargs)
         self._step += 1
-        drafting = self.switch.choose(batch)
+        mode = self.switch.choose(batch.reqs)
+        drafting = mode is Mode.ON
         self.modes.enter(drafting)
         self._drafted = drafting
+        for runner in (self.target_worker.model_runner, self.draft_worker.draft_runner):
+            compat.forget_reads_done(runner)
         if drafting:
             result = self._step_on(batch, on_publish, grammar_barrier)
         else:
             result = self._step_off(batch, on_publish, grammar_barrier)
-        self.switch.launched(drafting, batch)
+        self.switch.launched()
         return result
 
     def _step_on(self, batch, on_publish, grammar_barrier):
@@ -99,7 +96,7 @@ class Switching:
             self.catch_up.run(batch, resume=True)
             batch.spec_info = self.draft_worker.draft(batch)
         verify_input = batch.spec_info
-        result = self.verify(batch, grammar_barrier=grammar_barrier)
+        result = self._verify(batch, grammar_barrier)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         with compat.draft_contexts(self.draft_worker):
@@ -113,7 +110,7 @@ class Switching:
         drafted = batch.spec_info
         rows, seq_lens = batch.req_pool_indices, batch.seq_lens
         batch.spec_info = self.trees.build(batch)
-        result = self.verify(batch, grammar_barrier=grammar_barrier)
+        result = self._verify(batch, grammar_barrier)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         hidden_states = result.logits_output.hidden_states
@@ -127,7 +124,7 @@ class Switching:
         following.hidden_states = drafted.hidden_states
         return result
 
-    def verify(self, batch, grammar_barrier=None):
+    def _verify(self, batch, grammar_barrier):
         """Verifies and commits batch.spec_info at whatever width it has."""
         publish = None if self._drafted else self._publish_off
         return self.verifier.run(
@@ -152,6 +149,8 @@ class Switching:
     def on_verify_complete_cpu(self, num_correct_drafts_per_req, batch_size=0):
         """The result of the oldest launched decode step is on the host and about to be processed."""
         super().on_verify_complete_cpu(num_correct_drafts_per_req, batch_size=batch_size)
+        if not self.switches:
+            return
         self._processed += 1
         self.switch.finished([n + 1 for n in num_correct_drafts_per_req])
 

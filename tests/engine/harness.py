@@ -39,6 +39,9 @@ ENGINE_ARGS = {
     "log_level": "error",
 }
 
+# Unless a test says otherwise: its own rounds, of which the oracle knows the outcome.
+STOCK_WORKER = {"SPECFUSED_MODE": "stock"}
+
 
 class EngineDied(RuntimeError):
     """The child ended without a result; its output says why."""
@@ -216,7 +219,7 @@ def run_engine(
             engine_args,
             [prompts] * repeat + list(then),
             request,
-            env={"SPECFUSED_STATS": str(stats), **logs, **(env or {})},
+            env={"SPECFUSED_STATS": str(stats), **STOCK_WORKER, **logs, **(env or {})},
         )
         committed = read_steps(steps)
         phases = json.loads(stats.read_text())["calls"] if stats.exists() else {}

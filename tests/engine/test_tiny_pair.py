@@ -176,11 +176,17 @@ def generate_json(pair, setting=None, **options):
     return generate(pair, setting, 64, sampling, grammar_backend="xgrammar", **options)
 
 
-@pytest.mark.parametrize("setting", [None, CHAIN, TREE], ids=str)
-def test_json(setting, pair, constrained):
+@pytest.mark.parametrize(
+    ("setting", "mode"),
+    [(None, "stock"), (CHAIN, "stock"), (TREE, "stock"), (TREE, "on"), (TREE, "schedule:110100")],
+    ids=["plain", "chain", "tree", "on", "switching"],
+)
+def test_json(setting, mode, pair, constrained):
     """The grammar masks every node by its own path, and ends the request in mid-round."""
-    outcome = generate_json(pair, setting)
-    if setting:
+    outcome = generate_json(pair, setting, env={"SPECFUSED_MODE": mode, "STANDINS_OVERLAP": "1"})
+    if mode != "stock":
+        assert outcome.ops["commit"] > 0
+    elif setting:
         assert accept_length(padded(outcome.histograms[::2], setting.steps)) > 1.5
         assert outcome.ops["ragged_rounds"] > 5
     assert outcome.texts == constrained.texts
