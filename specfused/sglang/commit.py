@@ -80,7 +80,9 @@ class Verifier:
         if batch.has_grammar:  # its copy to the host overlaps the forward
             links = verify_input.retrieve_next_token
             grammar_tree = GrammarTree.from_device(
-                links, verify_input.retrieve_next_sibling, verify_input.draft_token.view(links.shape)
+                links,
+                verify_input.retrieve_next_sibling,
+                verify_input.draft_token.view(links.shape),
             )
         # Our kernels read a live request's table row in its window only, and the scheduler writes
         # behind it: there it may go on before a graph's replay, as with SGLang's plain decode.
@@ -131,7 +133,9 @@ class Verifier:
 
     def _commit(self, verify_input, batch, logits_output, grammar_mask) -> Committed:
         width = verify_input.draft_token_num
-        done = _empty(len(batch.seq_lens), width, verify_input.max_tree_depth, batch.seq_lens.device)
+        done = _empty(
+            len(batch.seq_lens), width, verify_input.max_tree_depth, batch.seq_lens.device
+        )
         sampling_info = batch.sampling_info
         if SIMULATE_ACC_LEN > 0 or (self.tp_size > 1 and not sampling_info.is_all_greedy):
             # A path that is made up, or drawn by rank 0 for all ranks.

@@ -147,7 +147,7 @@ class Switching:
         return self.target_worker.model_runner
 
     def on_verify_complete_cpu(self, num_correct_drafts_per_req, batch_size=0):
-        """The result of the oldest launched decode step is on the host and about to be processed."""
+        """The oldest launched decode step's result is on the host, about to be processed."""
         super().on_verify_complete_cpu(num_correct_drafts_per_req, batch_size=batch_size)
         if not self.switches:
             return

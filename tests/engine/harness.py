@@ -152,7 +152,7 @@ def call(function, *args, env=None, timeout=180):
 
 
 def _flush(engine):
-    """Empty the prefix cache, which the scheduler does when it is idle; see the probe lost_slots."""
+    """Empty the prefix cache; the scheduler does it when idle, see the probe lost_slots."""
     for _ in range(50):
         if engine.flush_cache().success:
             return

@@ -60,6 +60,8 @@ PROBES = {
     "event_loop_overlap": Probe("sglang.srt.managers.scheduler:Scheduler", "event_loop_overlap"),
     "flush_cache": Probe("sglang.srt.managers.scheduler:Scheduler", "flush_cache"),
     "lost_slots": Probe("sglang.srt.managers.scheduler:Scheduler", "flush_cache", _lost),
+    "missing_draft_kv": Probe("specfused.sglang.ring", "missing_draft_kv"),
+    "reads_done": Probe("specfused.sglang.compat", "publish_reads_done"),
     "catch_ups": Probe("specfused.sglang.catch_up", "prepare_for_draft_extend"),
     "ragged_rounds": Probe(
         "sglang.kernels.ops.speculative.eagle", "fill_bonus_tokens_cpu", _ragged
@@ -125,6 +127,11 @@ def _hole(arguments):
     arguments["batch"].out_cache_loc = arguments["batch"].out_cache_loc * 0
 
 
+def _cache_all(arguments):
+    """A request that ends is taken for one without pending pairs."""
+    arguments["req"] = None
+
+
 _OPS = ("verify_attn", "decode_attn")
 FAULTS = {
     "mask": (_OPS, _causal_verify),
@@ -134,6 +141,7 @@ FAULTS = {
     "raise": (_OPS, _raise),
     "move": (("moved_rows",), _leave_in_place),
     "hole": (("catch_ups",), _hole),
+    "cache_all": (("missing_draft_kv",), _cache_all),
 }
 
 

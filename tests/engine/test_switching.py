@@ -144,30 +144,54 @@ SECOND_TURNS = {
 }
 
 
+def two_turns(models, setting, answers, env, **options):
+    """A prompt answered without drafting; then one that goes on from the answer, with it."""
+    tokens, _ = answers[SECOND_TURN]
+    length = len(PROMPTS[SECOND_TURN])
+    prompt, longer = tokens[:length], tokens[: length + MAX_NEW_TOKENS]
+    # Overlap launches a step that turns out to be one too many.
+    off = "0" * (MAX_NEW_TOKENS - 1 + ("STANDINS_OVERLAP" in env))
+    mode = f"schedule:{off}{'1' * 999}"
+    first, second = run(models, setting, mode, [prompt], env=env, then=[[longer]], **options)
+    assert first.tokens == [tokens[length : length + MAX_NEW_TOKENS]]
+    assert second.tokens == [tokens[len(longer) : len(longer) + MAX_NEW_TOKENS]]
+    seen = Rounds(second, answers)
+    assert seen.off == len(off)
+    assert seen.on > 5
+    return seen, second.meta[0]["cached_tokens"] - length
 
 
 @pytest.mark.parametrize("name", SECOND_TURNS)
 def test_second_turn(name, models, rounds):
     """What was decoded off enters the prefix cache only as far as it has draft KV."""
     setting, env = SECOND_TURNS[name]
-    answers = rounds(*setting)
-    tokens, _ = answers[SECOND_TURN]
-    length = len(PROMPTS[SECOND_TURN])
-    prompt, longer = tokens[:length], tokens[: length + MAX_NEW_TOKENS]
-    off = "0" * (MAX_NEW_TOKENS - 1 + ("STANDINS_OVERLAP" in env))
-    mode = f"schedule:{off}{'1' * 999}"
-    first, second = run(models, setting, mode, [prompt], env=env, then=[[longer]])
-    assert first.tokens == [tokens[length : length + MAX_NEW_TOKENS]]
-    assert second.tokens == [tokens[len(longer) : len(longer) + MAX_NEW_TOKENS]]
-    seen = Rounds(second, answers)
-    assert seen.off == len(off)
-    assert seen.on > 5
+    seen, cached = two_turns(models, setting, rounds(*setting), env)
     assert seen.wrong == []
-    cached = second.meta[0]["cached_tokens"]
     if "SPECFUSED_RING" in env:  # what was extended when the ring was full is kept
-        assert length + 10 < cached < len(longer) - 1
+        assert 10 < cached < MAX_NEW_TOKENS - 1
     else:
-        assert cached in (length - 1, length)
+        assert cached in (-1, 0)
+
+
+def test_cached_hole_changes_acceptance(models, rounds):
+    """Control: the same prefix, cached to its end."""
+    seen, cached = two_turns(models, CHAIN, rounds(*CHAIN), {}, fault="cache_all")
+    assert cached > MAX_NEW_TOKENS - 3
+    assert seen.wrong != []
+
+
+def test_off_steps_publish_the_end_of_reads(models):
+    """Without it the scheduler waits for the whole step, and nothing overlaps."""
+    outcome = run(models, CHAIN, RUNS, env=OVERLAP)[0]
+    off = sum(batch[0].width == 1 for batch in outcome.steps)
+    assert outcome.ops["reads_done"] == off > 0
+
+
+def test_auto_is_the_default(models, plain):
+    """Where decode runs on specfused and nothing is said."""
+    outcome = run(models, CHAIN, "")[0]
+    assert outcome.tokens == plain.tokens
+    assert outcome.ops["commit"] == len(outcome.steps) > 0
 
 
 def test_logprobs(models, plain):
