@@ -20,7 +20,7 @@ class StepClock:
         self._open = deque()  # (what was run, end before, end)
 
     def step(self, what: tuple) -> None:
-        """A decode step has been launched on the current stream; `what` comes back with its time."""
+        """A decode step was launched on the current stream; `what` comes back with its time."""
         end = self._now()
         if self._previous is not None:
             self._open.append((what, self._previous, end))

@@ -278,6 +278,13 @@ def tp_size() -> int:
     return get_parallel().tp_size
 
 
+def tp_rank() -> int:
+    """This rank among them."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank
+
+
 def tp_group():
     """SGLang's coordinator of these ranks: rank_in_group, ranks, cpu_group."""
     from sglang.srt.runtime_context import get_parallel

@@ -62,7 +62,7 @@ def _create_draft_backend(original, factory, backend_name, backend_map, *args, *
 
 
 def _create_worker(original, algorithm, server_args):
-    """Our subclass of SGLang's worker: if SPECFUSED_MODE says so, or it is unset and decode is ours."""
+    """Our subclass of SGLang's worker where SPECFUSED_MODE says so or, unset, decode is ours."""
     worker = original(algorithm, server_args)
     mode = switch.configured()
     if mode == switch.STOCK or (mode is None and compat.decode_backend_name(server_args) != NAME):

@@ -17,14 +17,15 @@ class PendingRing:
     """Pairs (hidden state, next token) of each request that the draft has not seen yet.
 
     Args:
-        num_rows: rows of req_to_token.
+        table_shape: of req_to_token, (rows, row width).
         size: pairs per row, R.
         hidden_size: H', width of what the target hands to the draft; None: the draft takes tokens
             only (STANDALONE).
         dtype, device: of the hidden states.
     """
 
-    def __init__(self, num_rows: int, size: int, hidden_size: int | None, dtype, device):
+    def __init__(self, table_shape, size: int, hidden_size: int | None, dtype, device):
+        num_rows, self.row_width = table_shape
         self.size = size
         # Zeros: a row that nobody filled must be finite, the chain mask does the rest.
         self.tokens = torch.zeros(num_rows * size, dtype=torch.int64, device=device)

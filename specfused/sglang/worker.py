@@ -15,7 +15,8 @@ from specfused.policy import Mode
 from specfused.sglang import compat, features, limits, release, ring
 from specfused.sglang.catch_up import CatchUp
 from specfused.sglang.commit import Verifier
-from specfused.sglang.modes import Modes, OneNodeTrees
+from specfused.sglang.modes import Modes, OneNodeTrees, is_ours
+from specfused.sglang.report import Report
 from specfused.sglang.switch import Switch
 
 RING_VARIABLE = "SPECFUSED_RING"
@@ -47,22 +48,28 @@ class Switching:
             return
         runner = self.target_worker.model_runner
         draft_worker = self.draft_worker
-        rows = self.req_to_token_pool.req_to_token.shape[0]
+        table_shape = self.req_to_token_pool.req_to_token.shape
         self.ring = ring.PendingRing(
-            rows,
+            table_shape,
             ring_size(),
             compat.hidden_size_of_draft_input(draft_worker.draft_runner),
             runner.dtype,
             runner.device,
         )
-        self.catch_up = CatchUp(draft_worker, self.ring, self.speculative_num_draft_tokens)
+        backend = draft_worker.draft_extend_attn_backend or draft_worker.draft_runner.attn_backend
+        self.catch_up = CatchUp(
+            draft_worker, self.ring, self.speculative_num_draft_tokens, is_ours(backend)
+        )
         self.modes = Modes(runner)
         self.modes.capture_off()
         self.verifier = Verifier(
             self.target_worker, features.kv_buffers(runner), self.topk, self.modes.ours
         )
-        self.trees = OneNodeTrees(self.modes, rows, self.topk, runner.device)
+        self.trees = OneNodeTrees(self.modes, table_shape[0], self.topk, runner.device)
         release.worker = self
+        settings = compat.settings()
+        interval = settings["decode_log_interval"] if compat.tp_rank() == 0 else 0
+        self.report = Report(self.switch.policy, interval, settings.get("enable_metrics", False))
         limits.report(self)
 
     # -- a step
@@ -89,6 +96,7 @@ class Switching:
         else:
             result = self._step_off(batch, on_publish, grammar_barrier)
         self.switch.launched()
+        self.report.step(mode, self.catch_up.tokens)
         return result
 
     def _step_on(self, batch, on_publish, grammar_barrier):

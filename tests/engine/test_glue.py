@@ -194,7 +194,7 @@ def test_schedule_of_a_catch_up():
 
 def test_ring_keeps_pairs_by_position():
     """Rows are apart, and a position's cell is used again a ring later."""
-    pairs = ring.PendingRing(3, 4, 2, torch.float32, "cpu")
+    pairs = ring.PendingRing((3, 64), 4, 2, torch.float32, "cpu")
     rows = torch.tensor([2, 0])
     for position in range(6):
         lens = torch.tensor([position, position + 5])

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drafting switched on and off from step to step: lossless in tokens, in slots, in acceptance."""
 
+import itertools
 import random
 
 import pytest
@@ -99,6 +100,20 @@ def test_variant(name, models, plain, rounds):
     assert seen.on > 10
     assert seen.off > 10
     assert seen.wrong == []
+
+
+@pytest.mark.parametrize("setting", [CHAIN, EAGLE3_TREE], ids=str)
+def test_wide_catch_up(setting, models, plain, rounds):
+    """More pairs than W go in one forward, at the very end of a request's table row as well."""
+    mode = f"schedule:{'1' * 3}{'0' * 20}"
+    length = max(map(len, PROMPTS)) + MAX_NEW_TOKENS + setting.num_draft_tokens
+    outcome = run(models, setting, mode, context_length=length)[0]
+    assert outcome.tokens == plain.tokens
+    seen = Rounds(outcome, rounds(*setting))
+    assert seen.wrong == []
+    widths = [batch[0].width for batch in outcome.steps]
+    resumed = sum(a == 1 and b > 1 for a, b in itertools.pairwise(widths))
+    assert outcome.ops["catch_ups"] == resumed > 0
 
 
 @pytest.mark.parametrize("env", [{}, OVERLAP], ids=["sync", "overlap"])
