@@ -69,4 +69,8 @@ def _create_worker(original, algorithm, server_args):
         return worker
     from specfused.sglang.worker import WORKERS
 
-    return WORKERS.get(worker, worker)
+    if worker not in WORKERS:
+        name = getattr(worker, "__name__", worker)
+        logger.warning("specfused: %s=%s has no effect on SGLang's %s", switch.VARIABLE, mode, name)
+        return worker
+    return WORKERS[worker]

@@ -55,7 +55,9 @@ class Report:
 
     def _snapshot(self, caught_up: int) -> dict:
         counters = self.policy.counters()
-        names = [f"{what}_{mode.value}" for what in ("steps", "requests", "tokens") for mode in Mode]
+        names = [
+            f"{what}_{mode.value}" for what in ("steps", "requests", "tokens") for mode in Mode
+        ]
         return {name: counters[name] for name in (*names, "switches")} | {"caught_up": caught_up}
 
 

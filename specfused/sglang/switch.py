@@ -7,6 +7,7 @@ the same on all of them; measured times are not, so rank 0's are handed to all, 
 
 import logging
 import os
+import time
 from collections import deque
 
 import torch
@@ -22,6 +23,7 @@ STOCK = "stock"  # SGLang's own worker
 DEFAULT = "auto"
 CHECK_VARIABLE = "SPECFUSED_CHECK_RANKS"
 SHARE_INTERVAL = 16  # steps between two hand-outs of rank 0's times
+SHARED_ROWS = 32  # of one hand-out
 CHECK_INTERVAL = 32
 
 
@@ -58,6 +60,25 @@ class Switch:
     def describe(self) -> str:
         """For the log line at start."""
         return f"{VARIABLE}={self.text}"
+
+    def calibrate(self, worker) -> None:
+        """Measures the worker's steps, if the policy wants to know their times."""
+        if not self.policy.uses_times:
+            return
+        start = time.perf_counter()
+        from specfused.sglang import calibrate
+
+        points = calibrate.points(worker)
+        if self._ranks is not None:
+            times = [(tuple(what), seconds) for *what, seconds in points]
+            points = [(*what, seconds) for what, seconds in _from_first(self._ranks, times)]
+        self.policy.calibrate(points)
+        shown = ", ".join(f"{m.value} {b} x {c:.0f}: {s * 1e3:.2f}" for m, b, c, s in points)
+        logger.info(
+            "specfused worker: step times in ms by requests x context, measured in %.1f s: %s",
+            time.perf_counter() - start,
+            shown,
+        )
 
     # -- a step
 
@@ -115,9 +136,10 @@ class Switch:
 
 def _from_first(ranks, times: list) -> list:
     """Rank 0's times on every rank; one small collective of the host."""
-    rows = torch.zeros(2 * SHARE_INTERVAL, 4, dtype=torch.float64)
+    rows = torch.zeros(SHARED_ROWS, 4, dtype=torch.float64)
     for row, ((mode, batch_size, context), seconds) in zip(rows, times, strict=False):
-        row.copy_(torch.tensor([mode is Mode.ON, batch_size, context, seconds]))
+        values = [mode is Mode.ON, batch_size, context, seconds]
+        row.copy_(torch.tensor(values, dtype=rows.dtype))
     torch.distributed.broadcast(rows, src=ranks.ranks[0], group=ranks.cpu_group)
     return [
         ((Mode.ON if on else Mode.OFF, int(batch_size), context), seconds)

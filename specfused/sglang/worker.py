@@ -67,6 +67,7 @@ class Switching:
         )
         self.trees = OneNodeTrees(self.modes, table_shape[0], self.topk, runner.device)
         release.worker = self
+        self.switch.calibrate(self)
         settings = compat.settings()
         interval = settings["decode_log_interval"] if compat.tp_rank() == 0 else 0
         self.report = Report(self.switch.policy, interval, settings.get("enable_metrics", False))
@@ -86,18 +87,19 @@ class Switching:
             return super().forward_batch_generation(batch, **kwargs)
         self._step += 1
         mode = self.switch.choose(batch.reqs)
-        drafting = mode is Mode.ON
-        self.modes.enter(drafting)
-        self._drafted = drafting
-        for runner in (self.target_worker.model_runner, self.draft_worker.draft_runner):
-            compat.forget_reads_done(runner)
-        if drafting:
-            result = self._step_on(batch, on_publish, grammar_barrier)
-        else:
-            result = self._step_off(batch, on_publish, grammar_barrier)
+        result = self.run_step(mode, batch, on_publish, grammar_barrier)
         self.switch.launched()
         self.report.step(mode, self.catch_up.tokens)
         return result
+
+    def run_step(self, mode, batch, on_publish=None, grammar_barrier=None):
+        """One decode step in a given mode."""
+        self._drafted = mode is Mode.ON
+        self.modes.enter(self._drafted)
+        for runner in (self.target_worker.model_runner, self.draft_worker.draft_runner):
+            compat.forget_reads_done(runner)
+        step = self._step_on if self._drafted else self._step_off
+        return step(batch, on_publish, grammar_barrier)
 
     def _step_on(self, batch, on_publish, grammar_barrier):
         with compat.draft_contexts(self.draft_worker):
@@ -112,7 +114,7 @@ class Switching:
         return result
 
     def _step_off(self, batch, on_publish, grammar_barrier):
-        if max(map(ring.pending, batch.reqs)) >= self.ring.size:
+        if max(map(ring.pending, batch.reqs), default=0) >= self.ring.size:
             with compat.draft_contexts(self.draft_worker):
                 self.catch_up.run(batch, resume=False)
         drafted = batch.spec_info

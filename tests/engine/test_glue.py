@@ -7,7 +7,7 @@ import pytest
 import torch
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
-from specfused.sglang import catch_up, compat, draft, features, limits, plugin, prefill, ring
+from specfused.sglang import compat, draft, features, plugin, prefill
 
 
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.23", "0.5.17+local"])
@@ -177,89 +177,3 @@ def test_stock_names_still_reach_the_stock_draft_backends():
     table = {"triton": factory._create_triton_decode_backend}
     assert plugin._create_draft_backend(original, factory, "decode", table, "") == "stock"
     assert set(seen) == {"triton", "specfused"} and set(table) == {"triton"}
-
-
-def test_schedule_of_a_catch_up():
-    """No forward takes more than W pairs of a request, all end with the last one."""
-    assert catch_up.schedule([10, 3, 0, 8], 8) == [
-        [(10, 2), (3, 0), (0, 0), (8, 0)],
-        [(8, 8), (3, 3), (0, 0), (8, 8)],
-    ]
-    for width in (1, 4):
-        forwards = catch_up.schedule([9, 4, 1], width)
-        assert [sum(forward[i][1] for forward in forwards) for i in range(3)] == [9, 4, 1]
-        assert all(take > 0 for _, take in forwards[-1])
-        assert max(take for forward in forwards for _, take in forward) == width
-
-
-def test_ring_keeps_pairs_by_position():
-    """Rows are apart, and a position's cell is used again a ring later."""
-    pairs = ring.PendingRing((3, 64), 4, 2, torch.float32, "cpu")
-    rows = torch.tensor([2, 0])
-    for position in range(6):
-        lens = torch.tensor([position, position + 5])
-        hidden = lens[:, None] + torch.tensor([[0.25, 0.5]])
-        pairs.push(rows, lens, 100 + lens, hidden)
-    tokens, hidden = pairs.read(rows, torch.tensor([[2, 3, 4, 5], [7, 8, 9, 10]]))
-    assert tokens.tolist() == [102, 103, 104, 105, 107, 108, 109, 110]
-    assert hidden[:, 0].tolist() == [2.25, 3.25, 4.25, 5.25, 7.25, 8.25, 9.25, 10.25]
-    assert pairs.tokens[4:8].tolist() == [0] * 4
-    assert pairs.nbytes == 12 * 8 + 12 * 2 * 4
-
-
-def test_pending_counts_follow_the_request_and_not_its_row():
-    old, new = types.SimpleNamespace(), types.SimpleNamespace()
-    for step in (1, 2, 3):
-        ring.note_off_step([old], step)
-    assert (ring.pending(old), ring.pending(new)) == (3, 0)
-    # The scheduler is at step 3, or at step 2 with step 3 under way.
-    assert [ring.missing_draft_kv(old, done) for done in (3, 2)] == [3, 2]
-    ring.clear([old])
-    assert ring.missing_draft_kv(old, 3) == 0
-
-
-def worker(**overrides):
-    """A worker that may switch, but for `overrides` of its model runner."""
-    config = types.SimpleNamespace(is_multimodal=overrides.pop("is_multimodal", False))
-    runner = types.SimpleNamespace(model_config=config, is_hybrid_swa=False, **overrides)
-    target = types.SimpleNamespace(model_runner=runner)
-    return types.SimpleNamespace(plan_stream=None, target_worker=target)
-
-
-@pytest.mark.parametrize(
-    ("settings", "overrides", "reason"),
-    [
-        ({"enable_hierarchical_cache": True}, {}, "--enable-hierarchical-cache (HiCache)"),
-        ({"enable_lora": True}, {}, "--enable-lora"),
-        ({"enable_dp_attention": True}, {}, "--enable-dp-attention"),
-        ({"disaggregation_mode": "decode"}, {}, "--disaggregation-mode decode"),
-        ({"pp_size": 2}, {}, "--pp-size 2"),
-        ({"speculative_adaptive": True}, {}, "--speculative-adaptive"),
-        ({}, {"is_multimodal": True}, "a multimodal model"),
-        ({}, {"watermark_state": object()}, "watermarks"),
-    ],
-)
-def test_what_cannot_switch_is_named(settings, overrides, reason, monkeypatch, caplog):
-    """Refused if SPECFUSED_MODE asks for it, else SGLang's own steps and a line in the log."""
-    monkeypatch.setattr(compat, "settings", lambda: settings)
-    monkeypatch.setattr(compat, "has_recurrent_state", lambda runner: False)
-    monkeypatch.setenv("SPECFUSED_MODE", "auto")
-    with pytest.raises(features.UnsupportedModel) as error:
-        limits.may_switch(worker(**overrides))
-    assert str(error.value) == (
-        f"specfused: switching (SPECFUSED_MODE) with {reason} is not supported; "
-        "set SPECFUSED_MODE=stock or leave it unset"
-    )
-    monkeypatch.delenv("SPECFUSED_MODE")
-    assert not limits.may_switch(worker(**overrides))
-    assert reason in caplog.text
-    monkeypatch.setattr(compat, "settings", lambda: {})
-    assert limits.may_switch(worker())
-
-
-def test_end_of_reads_is_an_event_on_the_runner():
-    runner = types.SimpleNamespace(device="cpu", war_fastpath_read_done_event=None)
-    compat.publish_reads_done(runner)
-    assert runner.war_fastpath_read_done_event is not None
-    compat.forget_reads_done(runner)
-    assert runner.war_fastpath_read_done_event is None

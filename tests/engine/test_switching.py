@@ -3,6 +3,7 @@
 
 import itertools
 import random
+import re
 
 import pytest
 from cases import CHAIN, MAX_NEW_TOKENS, PROMPTS, SECOND_TURN, TREE
@@ -202,11 +203,15 @@ def test_off_steps_publish_the_end_of_reads(models):
     assert outcome.ops["reads_done"] == off > 0
 
 
-def test_auto_is_the_default(models, plain):
-    """Where decode runs on specfused and nothing is said."""
-    outcome = run(models, CHAIN, "")[0]
+def test_auto_is_the_default(models, plain, capfd):
+    """Where decode runs on specfused and nothing is said: measured at start, and while it runs."""
+    outcome = run(models, CHAIN, "", log_level="info", decode_log_interval=4)[0]
     assert outcome.tokens == plain.tokens
     assert outcome.ops["commit"] == len(outcome.steps) > 0
+    log = capfd.readouterr().err
+    assert "specfused worker: SPECFUSED_MODE=auto; ring of 64 tokens" in log
+    assert re.search(r"step times in ms .*on 1 x 256: \d.*off 8 x 256: \d", log)
+    assert re.search(r"specfused: drafting (on|off), .*; auto: .* ms = ", log)
 
 
 def test_logprobs(models, plain):
