@@ -301,6 +301,21 @@ def test_accept_length_follows_a_change_and_is_steady_without(bs):
         assert sum(last) / len(last) == pytest.approx(mean, rel=0.06)
 
 
+def test_old_accept_lengths_count_for_less_after_a_pause():
+    def after(pause):
+        accept = AcceptLength(2.0)
+        for _ in range(1000):
+            accept.add([1, 1, 1, 1, 2])  # 1.2
+        if pause:
+            accept.age()
+        for _ in range(4):
+            accept.add([1, 1, 2, 2])
+        return accept.mean
+
+    assert after(pause=False) == pytest.approx(1.2 + 0.3 * 16 / (512 + 16), rel=0.01)
+    assert after(pause=True) == pytest.approx(1.2 + 0.3 * 16 / (64 + 16), rel=0.01)
+
+
 # -- the same on every rank -----------------------------------------------------------------------
 
 
@@ -356,3 +371,18 @@ def test_digest_names_a_divergence(divergence):
     divergence(ranks[1])
     assert ranks[1].state_digest() != before
     assert from_config({"dwell": 17}).state_digest() != Goodput().state_digest()
+
+
+def test_digest_covers_every_number_of_the_state():
+    policy = Goodput()
+    for method, arguments in script(5):
+        getattr(policy, method)(*arguments)
+    before, numbers = policy.state_digest(), 0
+    for part in (policy, policy._accept):
+        for field, value in list(vars(part).items()):
+            if isinstance(value, (int, float)):
+                setattr(part, field, value + 1)
+                assert policy.state_digest() != before, field
+                setattr(part, field, value)
+                numbers += 1
+    assert numbers > 12 and policy.state_digest() == before
