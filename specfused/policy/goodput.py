@@ -17,7 +17,8 @@ When it switches. A switch is a step whose mode differs from that of the step be
 
 What it does not see it probes. The other mode's step time, and while OFF the accept length, get
 known only by running it: for `probe_steps` steps, or as many more, up to `probe_most_steps`, as
-are predicted to lose no more than the catch-up does; then whatever is better. A probe is due when
+are predicted to lose no more than the catch-up does (or as the first estimate of the accept length
+needs); then whatever is better. A probe is due when
 `probe_budget` of the predicted time since the last one has paid for what it is predicted to lose,
 catch-up included, and `probe_interval` steps have passed. Probes that change little become rarer,
 up to `probe_backoff` times; batch sizes or contexts at half or twice those of the last probe make
@@ -37,6 +38,7 @@ from specfused.policy.base import Decision, Mode, Policy, is_count, is_number, r
 from specfused.policy.times import StepTimes, region
 
 MAX_VISITS = 3
+FIRST_REQUESTS = 64  # accept lengths, one per request and step, that the first probes have to see
 LITTLE = 0.05  # change of the predicted loss
 
 
@@ -263,6 +265,9 @@ class Goodput(Policy):
     def _plan_probe(self, now: Comparison, mode: Mode) -> tuple[int, float, float]:
         """Steps of a probe of `mode`, and seconds that they and the catch-up would lose."""
         least, most = self.settings.probe_steps, self.settings.probe_most_steps
+        if mode is Mode.ON:  # a first estimate of few requests would be far off, and stay
+            lacking = FIRST_REQUESTS - self._accept.samples
+            least = min(max(-(-lacking // now.batch_size), least), most)
         catchup = self._catchup_seconds(now, self._off_steps if mode is Mode.ON else least)
         loss = now.seconds[mode] * max(now.loss(mode), 0.0)  # of a step
         steps = most if loss * most <= catchup else max(int(catchup / loss), least)
