@@ -119,7 +119,7 @@ def test_a_load_step_is_answered_in_the_stated_number_of_steps(hold):
 
 def test_a_load_step_cuts_a_dwell_short():
     """A jump right after a switch waits for min_dwell, not for dwell."""
-    policy = calibrated(STEEP)
+    policy = Goodput(Settings(probe_interval=10**6), STEEP.grid())
     engine = Engine(policy, STEEP, seed=8)
     run(engine, 300, 128)
     trace = run(engine, 40, lambda step: 128 if step < 10 or step >= 18 else 4)
@@ -258,7 +258,7 @@ def test_no_probe_without_a_budget():
     world = World(accept=1.1)
     settings = Settings(probe_budget=0.0)
     engine = Engine(Goodput(settings, world.grid()), world, seed=14)
-    run(engine, 300, 8)  # what was never seen is probed on credit
+    run(engine, 300, 8)  # what was never seen is probed outside of it
     assert set(run(engine, 2000, 8).modes) == {OFF}
 
 
