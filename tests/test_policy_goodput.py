@@ -254,6 +254,21 @@ def test_probes_keep_their_interval_where_they_cost_nothing():
     assert gaps == {DEFAULT.probe_most_steps + settings.probe_interval}
 
 
+def test_the_first_probe_is_long_enough_and_later_ones_weigh_the_new_more():
+    """64 accept lengths at first, paid by nobody; then what is old counts as 64."""
+    settings = Settings(accept_prior=1.0, probe_backoff=1)
+    policy = Goodput(settings, [(ON, 4, 0, 0.009), (OFF, 4, 0, 0.005)])
+    assert reasons_while(OFF, policy, 4) == ["goodput"] * DEFAULT.dwell
+    assert policy.counters()["probe_credit_seconds"] > 0
+    policy.observe_accept(ON, [1] * 1000)
+    assert reasons_while(ON, policy, 4) == ["probe"] * 15
+    reasons_while(OFF, policy, 4)
+    assert policy.counters()["probes"] == 2
+    policy.observe_accept(ON, [1, 1, 1, 2])
+    assert policy.compare(4, 0.0).accept_len == pytest.approx(1 + 1 / (64 + 4))
+    assert reasons_while(ON, policy, 4) == ["probe"] * (DEFAULT.probe_steps - 1)
+
+
 def test_no_probe_without_a_budget():
     world = World(accept=1.1)
     settings = Settings(probe_budget=0.0)
