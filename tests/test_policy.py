@@ -252,7 +252,7 @@ def test_correction_reaches_its_region_and_informs_neighbours(error):
     for _ in range(60):
         times.observe(ON, 1, 100.0, 0.01)
     assert times.seconds(ON, 16, 100.0) == pytest.approx(0.01 * error, rel=0.01)
-    between = times.seconds(ON, 4, 100.0)  # regions 0 and 4 are known, this is 2
+    between = times.seconds(ON, 4, 100.0)  # halfway in octaves
     assert between == pytest.approx(0.01 * (1 + error) / 2, rel=0.01)
 
 
@@ -261,8 +261,8 @@ def test_outliers_move_little_and_a_new_level_is_learned():
     for step in range(200):
         times.observe(ON, 8, 100.0, 0.2 if step % 20 == 7 else 0.01)
     assert times.seconds(ON, 8, 100.0) == pytest.approx(0.01, rel=0.03)
-    for _ in range(CLIPPED_IN_A_ROW):
-        times.observe(ON, 8, 100.0, 0.03)
+    for step in range(CLIPPED_IN_A_ROW):
+        times.observe(ON, 8, 100.0, 0.6 if step == 3 else 0.03)
     assert times.seconds(ON, 8, 100.0) == pytest.approx(0.03, rel=0.01)
 
 
@@ -299,6 +299,21 @@ def test_accept_length_follows_a_change_and_is_steady_without(bs):
             last.append(accept.mean)
         del last[: len(last) // 2]
         assert sum(last) / len(last) == pytest.approx(mean, rel=0.06)
+
+
+def test_old_accept_lengths_count_for_less_after_a_pause():
+    def after(pause):
+        accept = AcceptLength(2.0)
+        for _ in range(1000):
+            accept.add([1, 1, 1, 1, 2])  # 1.2
+        if pause:
+            accept.age()
+        for _ in range(4):
+            accept.add([1, 1, 2, 2])
+        return accept.mean
+
+    assert after(pause=False) == pytest.approx(1.2 + 0.3 * 16 / (512 + 16), rel=0.01)
+    assert after(pause=True) == pytest.approx(1.2 + 0.3 * 16 / (64 + 16), rel=0.01)
 
 
 # -- the same on every rank -----------------------------------------------------------------------
@@ -356,3 +371,18 @@ def test_digest_names_a_divergence(divergence):
     divergence(ranks[1])
     assert ranks[1].state_digest() != before
     assert from_config({"dwell": 17}).state_digest() != Goodput().state_digest()
+
+
+def test_digest_covers_every_number_of_the_state():
+    policy = Goodput()
+    for method, arguments in script(5):
+        getattr(policy, method)(*arguments)
+    before, numbers = policy.state_digest(), 0
+    for part in (policy, policy._accept):
+        for field, value in list(vars(part).items()):
+            if isinstance(value, (int, float)):
+                setattr(part, field, value + 1)
+                assert policy.state_digest() != before, field
+                setattr(part, field, value)
+                numbers += 1
+    assert numbers > 12 and policy.state_digest() == before

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The goodput policy in worlds whose step times and accept lengths it does not know."""
 
+import itertools
 import math
 import random
 
@@ -118,7 +119,7 @@ def test_a_load_step_is_answered_in_the_stated_number_of_steps(hold):
 
 def test_a_load_step_cuts_a_dwell_short():
     """A jump right after a switch waits for min_dwell, not for dwell."""
-    policy = calibrated(STEEP)
+    policy = Goodput(Settings(probe_interval=10**6), STEEP.grid())
     engine = Engine(policy, STEEP, seed=8)
     run(engine, 300, 128)
     trace = run(engine, 40, lambda step: 128 if step < 10 or step >= 18 else 4)
@@ -130,15 +131,20 @@ def test_a_load_step_cuts_a_dwell_short():
     assert policy.counters()["reason_urgent"] == 1
 
 
+def reasons_while(mode, policy, bs):
+    """Reasons of the decisions for `mode` until the first for the other one."""
+    decisions = iter(lambda: policy.decide(bs, 0.0), None)
+    first = itertools.islice(decisions, 2000)
+    return [d.reason for d in itertools.takewhile(lambda d: d.mode is mode, first)]
+
+
 def test_without_a_jump_a_dwell_is_kept():
     """However large the loss: here half of the tokens per second."""
     points = [(ON, 8, 0, 0.010), (OFF, 8, 0, 0.005)]
     policy = Goodput(Settings(accept_prior=3.0, probe_interval=10**6), points)
     assert policy.decide(8, 0.0).mode is ON
     policy.observe_accept(ON, [1] * 8 * 64)
-    reasons = []
-    while (decision := policy.decide(8, 0.0)).mode is ON:
-        reasons.append(decision.reason)
+    reasons = reasons_while(ON, policy, 8)
     assert reasons == ["dwell"] * (DEFAULT.dwell - 1)
 
 
@@ -238,11 +244,36 @@ def test_probes_are_seldom_and_within_budget(accept, mode):
     assert 0 < trace.shortfall() < DEFAULT.probe_budget
 
 
+def test_probes_keep_their_interval_where_they_cost_nothing():
+    settings = Settings(catchup_seconds=0.0, probe_interval=50, accept_prior=1.0)
+    policy = Goodput(settings, [(ON, 4, 0, 0.005), (OFF, 4, 0, 0.005)])
+    policy.observe_accept(ON, [1])
+    reasons = [policy.decide(4, 0.0).reason for _ in range(1000)]
+    probes = [n for n in range(1, 1000) if reasons[n - 1 : n + 1] == ["goodput", "probe"]]
+    gaps = {after - before for before, after in itertools.pairwise(probes)}
+    assert gaps == {DEFAULT.probe_most_steps + settings.probe_interval}
+
+
+def test_the_first_probe_is_long_enough_and_later_ones_weigh_the_new_more():
+    """64 accept lengths at first, paid by nobody; then what is old counts as 64."""
+    settings = Settings(accept_prior=1.0, probe_backoff=1)
+    policy = Goodput(settings, [(ON, 4, 0, 0.009), (OFF, 4, 0, 0.005)])
+    assert reasons_while(OFF, policy, 4) == ["goodput"] * DEFAULT.dwell
+    assert policy.counters()["probe_credit_seconds"] > 0
+    policy.observe_accept(ON, [1] * 1000)
+    assert reasons_while(ON, policy, 4) == ["probe"] * 15
+    reasons_while(OFF, policy, 4)
+    assert policy.counters()["probes"] == 2
+    policy.observe_accept(ON, [1, 1, 1, 2])
+    assert policy.compare(4, 0.0).accept_len == pytest.approx(1 + 1 / (64 + 4))
+    assert reasons_while(ON, policy, 4) == ["probe"] * (DEFAULT.probe_steps - 1)
+
+
 def test_no_probe_without_a_budget():
     world = World(accept=1.1)
     settings = Settings(probe_budget=0.0)
     engine = Engine(Goodput(settings, world.grid()), world, seed=14)
-    run(engine, 300, 8)  # what was never seen is probed on credit
+    run(engine, 300, 8)  # what was never seen is probed outside of it
     assert set(run(engine, 2000, 8).modes) == {OFF}
 
 
@@ -268,9 +299,7 @@ def test_drafting_resumes_when_staying_has_cost_the_catchup(price):
         for n in range(DEFAULT.dwell, 1000)
         if 0.999 * lost_per_step * n >= base + price[1] * bs * min(n, 32)
     )
-    reasons = []
-    while (decision := policy.decide(bs, 0.0)).mode is OFF:
-        reasons.append(decision.reason)
+    reasons = reasons_while(OFF, policy, bs)
     assert len(reasons) + 1 == pytest.approx(steps, abs=1)
     assert reasons[: DEFAULT.dwell - 1] == ["dwell"] * (DEFAULT.dwell - 1)
     assert set(reasons[DEFAULT.dwell - 1 :]) <= {"cost"}

@@ -9,7 +9,7 @@ When it switches. A switch is a step whose mode differs from that of the step be
 
 1. The other mode must be better by `margin`, and what staying has lost since then must have grown
    to the price of a switch (one catch-up of the draft's KV): small losses take many steps, large
-   ones few. A loss that lasts costs at most one more price than having known of it.
+   ones few. A loss that lasts costs a dwell or one more price than having known of it.
 2. At most one switch per dwell. A switch starts a dwell of `dwell` steps without another one, with
    two exceptions: after a switch for a probe the dwell is the probe's length; and it ends after
    `min_dwell` steps if the batch size has doubled or halved since the switch and either the switch
@@ -17,12 +17,13 @@ When it switches. A switch is a step whose mode differs from that of the step be
 
 What it does not see it probes. The other mode's step time, and while OFF the accept length, get
 known only by running it: for `probe_steps` steps, or as many more, up to `probe_most_steps`, as
-are predicted to lose no more than the catch-up does; then whatever is better. A probe is due when
-`probe_budget` of the predicted time since the last one has paid for what it is predicted to lose,
-catch-up included, and `probe_interval` steps have passed. Probes that change little become rarer,
-up to `probe_backoff` times; batch sizes or contexts at half or twice those of the last probe make
-them as frequent as before. What was never seen at all (without calibration: at a batch size like
-this one) is probed after one dwell, on credit, at most MAX_VISITS times.
+are predicted to lose no more than the catch-up does (or as the first estimate of the accept length
+needs); then whatever is better. A probe is due when `probe_budget` of the predicted time since the
+last one has paid for what it is predicted to lose, catch-up included, and `probe_interval` steps
+have passed. Probes that change little become rarer, up to `probe_backoff` times; batch sizes or
+contexts at half or twice those of the last probe make them as frequent as before. What was never
+seen at all (without calibration: at a batch size like this one) is probed after one dwell, outside
+of the budget, at most MAX_VISITS times.
 
 Reasons: warmup (too little measured to compare), goodput (the better one), margin (the other is
 better, by too little), cost (better, but has not paid for the switch), dwell (has to wait), urgent,
@@ -37,6 +38,7 @@ from specfused.policy.base import Decision, Mode, Policy, is_count, is_number, r
 from specfused.policy.times import StepTimes, region
 
 MAX_VISITS = 3
+FIRST_REQUESTS = 64  # accept lengths, one per request and step, that the first probes have to see
 LITTLE = 0.05  # change of the predicted loss
 
 
@@ -263,6 +265,9 @@ class Goodput(Policy):
     def _plan_probe(self, now: Comparison, mode: Mode) -> tuple[int, float, float]:
         """Steps of a probe of `mode`, and seconds that they and the catch-up would lose."""
         least, most = self.settings.probe_steps, self.settings.probe_most_steps
+        if mode is Mode.ON:  # a first estimate of few requests would be far off, and stay
+            lacking = FIRST_REQUESTS - self._accept.samples
+            least = min(max(-(-lacking // now.batch_size), least), most)
         catchup = self._catchup_seconds(now, self._off_steps if mode is Mode.ON else least)
         loss = now.seconds[mode] * max(now.loss(mode), 0.0)  # of a step
         steps = most if loss * most <= catchup else max(int(catchup / loss), least)
@@ -270,12 +275,14 @@ class Goodput(Policy):
 
     def _begin_probe(self, now: Comparison) -> Decision:
         mode = self._mode.other
+        first = self._unseen(mode, now.batch_size)
         visit = (mode.value, region(now.batch_size))
         self._visits[visit] = self._visits.get(visit, 0) + 1
         self._probe_length, self._planned, catchup = self._plan_probe(now, mode)
         self._planned_loss = now.loss(mode)
         price = self._planned + catchup
-        self._credit = min(self._credit, price) - price  # what is saved beyond it is not kept
+        if not first:
+            self._credit = min(self._credit, price) - price  # what is saved beyond it is lost
         self._probed_at = (now.batch_size, now.context)
         self._count("probes")
         detail = f"step 1/{self._probe_length}, predicted to lose {price * 1e3:.3g} ms; {now}"

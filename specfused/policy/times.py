@@ -16,8 +16,9 @@ CLIPPED_IN_A_ROW = 8  # ... unless so many in a row say so: then it is the expec
 
 
 def region(batch_size: int) -> int:
-    """Batch sizes 1, 2-3, 4-7, 8-15, ... share one correction."""
-    return batch_size.bit_length() - 1
+    """Batch sizes 1, 2, 3, 4-5, 6-7, 8-11, 12-15, ... share one correction."""
+    octave = batch_size.bit_length() - 1
+    return 2 * octave + (batch_size >> (octave - 1) & 1 if octave else 0)
 
 
 class Surface:
@@ -93,29 +94,31 @@ class Ratio:
     value: float = 1.0
     count: int = 0  # at most MEMORY - 1
     first: tuple[float, ...] = ()
-    clipped: int = 0  # in a row, with the sign of their side
-    clipped_sum: float = 0.0
+    clipped: tuple[float, ...] = ()  # in a row, on one side
 
     def add(self, ratio: float) -> bool:
         """Takes a measurement; False if it had to be clipped."""
         if self.count == len(self.first) < FIRST:
-            self.first = tuple(sorted((*self.first, ratio)))
-            self.value, self.count = self.first[(len(self.first) - 1) // 2], len(self.first)
+            self.first = (*self.first, ratio)
+            self.value, self.count = _median(self.first), len(self.first)
             return True
-        side = (ratio > self.value * CLIP) - (ratio < self.value * CLIP_SHORT)
-        if side * self.clipped <= 0:
-            self.clipped, self.clipped_sum = 0, 0.0
-        if side != 0:
-            self.clipped += side
-            self.clipped_sum += ratio
-            if abs(self.clipped) == CLIPPED_IN_A_ROW:
-                self.value, self.count = self.clipped_sum / CLIPPED_IN_A_ROW, CLIPPED_IN_A_ROW
-                self.clipped, self.clipped_sum = 0, 0.0
-                return False
-            ratio = self.value * (CLIP if side > 0 else CLIP_SHORT)
-        self.value += (ratio - self.value) / (self.count + 1)
+        longest, shortest = self.value * CLIP, self.value * CLIP_SHORT
+        usual = shortest <= ratio <= longest
+        if usual or (self.clipped and (self.clipped[0] > longest) != (ratio > longest)):
+            self.clipped = ()
+        if not usual:
+            self.clipped = (*self.clipped, ratio)
+        if len(self.clipped) == CLIPPED_IN_A_ROW:
+            self.value, self.count = _median(self.clipped), CLIPPED_IN_A_ROW
+            self.clipped = ()
+            return False
+        self.value += (min(max(ratio, shortest), longest) - self.value) / (self.count + 1)
         self.count = min(self.count + 1, MEMORY - 1)
-        return side == 0
+        return usual
+
+
+def _median(values: tuple[float, ...]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]  # the lower one
 
 
 class StepTimes:
