@@ -197,3 +197,25 @@ def test_wild_links(width, device, rng):
     for _ in range(3):
         args, links, probs = make(rng, 30, width, 12, tree="wild")
         check(call(args, device), args, links, probs, allow=0.1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("source", SOURCES)
+def test_one_graph_serves_every_step(source, cuda, rng):
+    """Captured once, replayed with other rows, drafts, links and coins: as in eager mode."""
+    first, *_ = make(rng, 9, 16, 20000, source)
+    static = {name: tensor.to(cuda) for name, tensor in first.items()}
+    out = outputs(9, 16, cuda, 16)
+    size = ops.commit_workspace_bytes(9, 16, 20000)
+    workspace = torch.zeros(size, dtype=torch.uint8, device=cuda)
+    ops.commit(**static, **out, workspace=workspace)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ops.commit(**static, **out, workspace=workspace)
+    for _ in range(3):
+        fresh, *_ = make(rng, 9, 16, 20000, source)
+        for name, tensor in fresh.items():
+            static[name].copy_(tensor)
+        graph.replay()
+        assert {name: tensor.tolist() for name, tensor in out.items()} == call(fresh, cuda)

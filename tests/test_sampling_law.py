@@ -15,7 +15,7 @@ from tree_setup import chain_parents, links_of_parents
 from specfused import ops
 
 VOCAB, ROOT, DRAWS = 6, 2, 100_000
-ACCEPTED, REJECTED = 5.0, 8.0  # standard deviations; chance reaches 5 once in 3 million runs
+ACCEPTED, REJECTED = 5.0, 6.0  # standard deviations; chance reaches 5 once in 3 million runs
 TREES = {
     "chain 4": chain_parents(4),
     "chain 16": chain_parents(16),
