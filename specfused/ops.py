@@ -185,18 +185,15 @@ def commit(
 ) -> None:
     """Ends a step: target choice, tree walk, bookkeeping, accepted KV and hidden rows to the front.
 
-    Greedy without coins: from the root the walk takes the child whose token is the target's choice
-    at the current node; of equal siblings the first counts. With coins the walk samples: siblings
-    are asked in order, their target probabilities add up, and one of probability p > 0 is taken if
-    coins[node] < sum / threshold_acc or p >= threshold_single, where node is their parent; a token
-    that a sibling has offered is passed over. The bonus token is drawn by coins_final from the last
-    row without the rejected tokens. With draft_probs the first child is taken if 0 < q <= 1 and
-    coins[node] * q < p, others are not asked, thresholds do not count, and after a rejection the
-    bonus token comes from max(p - q, 0). Equal inputs give equal decisions. Every emitted token is
-    in the vocabulary, whatever the coins are.
+    Without coins the walk takes the child whose token is the target's choice at the current node;
+    of equal siblings the first counts. With coins siblings are asked in order, the probabilities of
+    their distinct tokens add up, and one with p > 0 is taken if coins[parent] < sum / threshold_acc
+    or p >= threshold_single; the bonus token is drawn by coins_final from the last row without the
+    rejected tokens. With draft_probs the first child alone is asked, taken if 0 < q <= 1 and
+    coins[parent] * q < p; after a rejection the bonus token is of max(p - q, 0). Equal inputs give
+    equal decisions, and every emitted token is in the vocabulary, whatever the coins are.
 
-    Accepted row j moves from the slot of its node to the slot of window column j, in every buffer
-    of the table; a chain moves nothing.
+    Accepted row j moves from the slot of its node to that of window column j, in every buffer.
 
     Args:
         draft_tokens: [bs, W] int64; column 0 is the root (the last emitted token).
@@ -214,18 +211,16 @@ def commit(
         retrieve_next_token, retrieve_next_sibling: [bs, W] int64 links, -1 = none; None: chain.
         out_cache_loc: [bs*W] int64, slots that the verify step wrote. Needed with kv_ptrs.
         kv_ptrs, kv_row_bytes, num_slots: from `kv_table`; without them no KV moves.
-        workspace: [commit_workspace_bytes(bs, W, vocab)] uint8; needed on CUDA unless targets are
-            given.
-        hidden_states: [bs*W, H] float32, bfloat16 or float16, in place: row r*W + j becomes row
-            accept_index[r, j] for j < accept_lens[r]; rows behind keep their values.
+        workspace: [commit_workspace_bytes(bs, W, vocab)] uint8; needed on CUDA without targets.
+        hidden_states: [bs*W, H] float32, bfloat16 or float16, mutated: row r*W + j becomes row
+            accept_index[r, j] for j < accept_lens[r]; rows behind stay.
         next_token_ids: [bs*W] int64 or int32 out; emitted tokens at r*W + j for j < accept_lens[r],
             0 behind.
         select_index: [bs] int64 out; r*W + accept_lens[r] - 1, the last accepted row.
         positions: [bs*W] int64 out; seq_lens[r] + j.
         invalid_logits: [bs] int32 out; 1 if the largest logit of a visited row is NaN or infinite
-            (a sampled walk ends there with the row's argmax), or a probability that was read is
-            NaN, infinite or negative (it counts as 0; the drafted tokens of a visited row are read,
-            and all of the last row). Else 0.
+            (a sampled walk ends there, with the argmax) or a probability that was read is NaN,
+            infinite or negative (it counts as 0; read are drafted tokens, and all of the last row).
         temperatures: [bs] float32 above 0; softmax(logits / temperature) is the target's
             distribution. Needed with logits and coins.
         target_probs: [bs*W, vocab] float32, instead of logits, with coins.
@@ -235,9 +230,8 @@ def commit(
         coins_final: [bs] float32 in [0, 1).
         threshold_single, threshold_acc: 1 keeps the target's distribution; less accepts more.
 
-    Method: greedy tree verification of EAGLE (arXiv 2401.15077) and SpecInfer (arXiv 2305.09781);
-    speculative sampling (arXiv 2211.17192) for draft_probs; thresholds as SGLang's typical
-    acceptance has them.
+    Method: tree verification of EAGLE (arXiv 2401.15077) and SpecInfer (arXiv 2305.09781);
+    speculative sampling (arXiv 2211.17192) for draft_probs; thresholds are SGLang's.
     """
     _ops.commit.default(
         draft_tokens,

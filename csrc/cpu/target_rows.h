@@ -142,7 +142,7 @@ class TargetRows {
 
   template <class Accept>
   double weight(int64_t token, const float* draft, const Accept& accept) const {
-    const double p = prob(token);
+    const double p = max_of(prob(token), 0.0);
     if (draft != nullptr) return residual(p, double{draft[token]});
     if (accept.has_draft_probs) return p;
     for (int i = 0; i < accept.num_rejected; ++i) {

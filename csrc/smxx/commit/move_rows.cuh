@@ -48,7 +48,7 @@ __device__ __forceinline__ void list_moves(int width, int count, Nodes nodes, Ro
 template <class Vector>
 __device__ __forceinline__ void move_vectors(char* base, int64_t bytes, int64_t stride,
                                              const MoveList& list) {
-  constexpr int kBatch = 8;
+  constexpr int kBatch = 4;
   for (int64_t at = threadIdx.x * sizeof(Vector); at < bytes; at += blockDim.x * sizeof(Vector)) {
     char* column = base + at;
     for (int first = 0; first < list.count; first += kBatch) {

@@ -210,7 +210,7 @@ class Residual {
   const float* draft_ = nullptr;
 };
 
-// All threads: the mass of tokens [begin, end), in a fixed order. Only thread 0 has it.
+// All threads: the mass of tokens [begin, end), added up in a fixed order.
 template <class Weights>
 __device__ __forceinline__ float slice_mass(const Weights& weights, int64_t begin, int64_t end,
                                             Sampled& s, bool& invalid) {
