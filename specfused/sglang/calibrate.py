@@ -25,6 +25,7 @@ CONTEXTS = (256, 4096)
 WARM, STEPS = 3, 5
 
 
+@torch.no_grad()
 def points(worker) -> list[tuple[Mode, int, float, float]]:
     """(mode, batch size, context, seconds) on a grid that the pools have room for."""
     found = []
@@ -59,9 +60,7 @@ def _rows(worker, batch_size: int, context: int):
     before = table[1 : 1 + batch_size, :length].clone()
     first = worker.token_to_kv_pool_allocator.page_size  # page 0 is the dummy
     slots = torch.arange(batch_size * length, dtype=table.dtype, device=table.device) + first
-    # Free slots are no more contiguous than this after a minute of service.
-    slots = slots.view(batch_size, length)
-    table[1 : 1 + batch_size, :length] = slots
+    table[1 : 1 + batch_size, :length] = slots.view(batch_size, length)
     try:
         yield
     finally:

@@ -48,14 +48,18 @@ class CatchUp:
         draft_worker: SGLang's EagleDraftWorker or StandaloneDraftWorker.
         pairs: the ring.
         width: W, rows per request of the draft extend's graph.
-        ours: whether the draft's extend attention is specfused's, which takes other widths too.
+        attn: the draft's extend attention if it is specfused's, which takes other widths too.
     """
 
-    def __init__(self, draft_worker, pairs: ring.PendingRing, width: int, ours: bool):
+    def __init__(self, draft_worker, pairs: ring.PendingRing, width: int, attn):
         self.worker = draft_worker
         self.pairs = pairs
         self.width = width
-        self.wide = [w for w in WIDE if ours and width < w <= pairs.row_width]
+        self.wide = []
+        if attn is not None:
+            self.wide = [w for w in WIDE if width < w <= pairs.row_width]
+            for wide in self.wide:
+                attn.buffers.reserve(wide)
         self.tokens = 0  # pairs extended so far, for the log
 
     def run(self, batch, resume: bool) -> None:

@@ -29,13 +29,11 @@ class ModeState:
     graph_runner: object  # DecodeCudaGraphRunner, or None: eager
 
 
-def is_ours(attn_backend) -> bool:
-    """Whether TARGET_VERIFY runs on specfused's kernels, under whatever hybrid wrapper."""
-    while not isinstance(attn_backend, SpecFusedDecode):
+def ours(attn_backend) -> SpecFusedDecode | None:
+    """The backend of ours that runs the verify, under whatever hybrid wrapper; None: another's."""
+    while attn_backend is not None and not isinstance(attn_backend, SpecFusedDecode):
         attn_backend = getattr(attn_backend, "decode_backend", None)
-        if attn_backend is None:
-            return False
-    return True
+    return attn_backend
 
 
 class Modes:
@@ -47,7 +45,7 @@ class Modes:
 
     def __init__(self, runner):
         self.runner = runner
-        self.ours = is_ours(runner.attn_backend)
+        self.ours = ours(runner.attn_backend) is not None
         self.on = ModeState(runner.attn_backend, runner.decode_cuda_graph_runner)
         self.off = self.on
         self.graph_bytes = 0

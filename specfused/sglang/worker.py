@@ -15,7 +15,7 @@ from specfused.policy import Mode
 from specfused.sglang import compat, features, limits, release, ring
 from specfused.sglang.catch_up import CatchUp
 from specfused.sglang.commit import Verifier
-from specfused.sglang.modes import Modes, OneNodeTrees, is_ours
+from specfused.sglang.modes import Modes, OneNodeTrees, ours
 from specfused.sglang.report import Report
 from specfused.sglang.switch import Switch
 
@@ -58,7 +58,7 @@ class Switching:
         )
         backend = draft_worker.draft_extend_attn_backend or draft_worker.draft_runner.attn_backend
         self.catch_up = CatchUp(
-            draft_worker, self.ring, self.speculative_num_draft_tokens, is_ours(backend)
+            draft_worker, self.ring, self.speculative_num_draft_tokens, ours(backend)
         )
         self.modes = Modes(runner)
         self.modes.capture_off()
