@@ -337,7 +337,7 @@ def sampling_inputs(verify_input, batch, logits) -> dict:
 def _renorm_functions():
     from sglang.srt.speculative import eagle_utils
 
-    if hasattr(eagle_utils, "top_k_renorm_prob"):  # 0.5.23
+    if getattr(eagle_utils, "top_k_renorm_prob", None) is not None:  # 0.5.23 on a GPU
         return eagle_utils.top_k_renorm_prob, eagle_utils.top_p_renorm_prob
     import sgl_kernel
 

@@ -57,6 +57,11 @@ class Switch:
         ranks = compat.tp_group() if compat.tp_size() > 1 else None
         return cls(configured() or DEFAULT, device, ranks)
 
+    @property
+    def never_drafts(self) -> bool:
+        """SPECFUSED_MODE=off: nobody will ever read the draft's KV."""
+        return self.policy.name == Mode.OFF.value
+
     def describe(self) -> str:
         """For the log line at start."""
         return f"{VARIABLE}={self.text}"

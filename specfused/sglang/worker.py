@@ -114,7 +114,8 @@ class Switching:
         return result
 
     def _step_off(self, batch, on_publish, grammar_barrier):
-        if max(map(ring.pending, batch.reqs), default=0) >= self.ring.size:
+        keeps_draft = not self.switch.never_drafts
+        if keeps_draft and max(map(ring.pending, batch.reqs), default=0) >= self.ring.size:
             with compat.draft_contexts(self.draft_worker):
                 self.catch_up.run(batch, resume=False)
         drafted = batch.spec_info
@@ -123,9 +124,10 @@ class Switching:
         result = self._verify(batch, grammar_barrier)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
-        hidden_states = result.logits_output.hidden_states
-        self.ring.push(rows, seq_lens, result.next_token_ids, hidden_states)
-        ring.note_off_step(batch.reqs, self._step)
+        if keeps_draft:
+            hidden_states = result.logits_output.hidden_states
+            self.ring.push(rows, seq_lens, result.next_token_ids, hidden_states)
+            ring.note_off_step(batch.reqs, self._step)
         # SGLang relays these by request in every step. No step reads them before a catch-up has
         # replaced them.
         following = result.next_draft_input

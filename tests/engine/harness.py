@@ -10,6 +10,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 import tempfile
@@ -160,7 +161,10 @@ def _flush(engine):
     raise RuntimeError("the scheduler does not become idle")
 
 
-def _generate(probe, fault, engine_args, turns, request):
+def _generate(probe, fault, attributes, engine_args, turns, request):
+    for name, value in attributes.items():
+        owner, attribute = name.split(":")
+        setattr(pkgutil.resolve_name(owner), attribute, value)
     probe.install(fault)
     if STEP_LOG in os.environ:
         log_steps()
@@ -183,6 +187,7 @@ def run_engine(
     max_new_tokens,
     *,
     fault=None,
+    attributes=None,
     env=None,
     repeat=1,
     then=(),
@@ -198,7 +203,8 @@ def run_engine(
 
     Prompts are lists of token ids, or texts; those need `skip_tokenizer_init=False`. `fault` names
     a deliberate error of probes.py. `env` is set in the child only. `sampling` has further sampling
-    parameters: one dict for all prompts or one for each. `log_commits` fills Outcome.steps.
+    parameters: one dict for all prompts or one for each. `attributes` sets what a module has read
+    from the environment when it was imported, as "module:name". `log_commits` fills Outcome.steps.
     """
     engine_args = {**ENGINE_ARGS, "model_path": str(models / "target"), **engine_args}
     common = {"temperature": temperature, "max_new_tokens": max_new_tokens}
@@ -216,6 +222,7 @@ def run_engine(
             _generate,
             probe,
             fault,
+            attributes or {},
             engine_args,
             [prompts] * repeat + list(then),
             request,

@@ -189,6 +189,18 @@ def test_second_turn(name, models, rounds):
         assert cached in (-1, 0)
 
 
+def test_off_for_ever_caches_everything(models, rounds):
+    """Without a draft there is no hole to keep out of the cache."""
+    (tokens, _), length = rounds(*CHAIN)[SECOND_TURN], len(PROMPTS[SECOND_TURN])
+    longer = tokens[: length + MAX_NEW_TOKENS]
+    first, second = run(models, CHAIN, "off", [tokens[:length]], then=[[longer]])
+    assert first.tokens + second.tokens == [
+        longer[length:],
+        tokens[len(longer) : len(longer) + MAX_NEW_TOKENS],
+    ]
+    assert second.meta[0]["cached_tokens"] > len(longer) - 3
+
+
 def test_cached_hole_changes_acceptance(models, rounds):
     """Control: the same prefix, cached to its end."""
     seen, cached = two_turns(models, CHAIN, rounds(*CHAIN), {}, fault="cache_all")
@@ -222,11 +234,46 @@ def test_logprobs(models, plain):
 
 
 @pytest.mark.parametrize("setting", [CHAIN, TREE], ids=str)
-def test_sampled(setting, models, plain):
-    """At a temperature that leaves the second choice no chance, sampling must equal greedy."""
-    env = {"STANDINS_SAMPLING": "1"}
-    outcome = run(models, setting, RUNS, env=env, temperature=1e-4)[0]
-    assert outcome.tokens == plain.tokens
+@pytest.mark.parametrize(
+    ("temperature", "sampling"),
+    [(1e-4, {}), (1.0, {"top_p": 1e-6}), (1.0, {"top_p": 1e-6, "top_k": 5})],
+    ids=["cold", "top_p", "top_k and top_p"],
+)
+def test_sampled(temperature, sampling, setting, models, plain):
+    """Where the second choice has no chance, sampling must equal greedy."""
+    outcome = run(models, setting, RUNS, temperature=temperature, sampling=sampling)[0]
+    assert [t[1:] for t in outcome.tokens] == [t[1:] for t in plain.tokens]
+    assert outcome.ops["commit"] == len(outcome.steps)
+    assert outcome.ops["compact"] == 0
+
+
+ADJUSTED = {
+    "penalties": {"frequency_penalty": 0.7, "presence_penalty": 0.4},
+    "repetition": {"repetition_penalty": 1.3},
+    "bias": {"logit_bias": {"7": 9.0, "300": 11.0}},
+}
+
+
+@pytest.mark.parametrize("name", ADJUSTED)
+def test_adjusted_logits(name, models, plain):
+    """Penalties and bias count as they do in SGLang's own worker."""
+    options = {"sampling": ADJUSTED[name], **speculation(models, *TREE)}
+    stock = run_engine(models, PROMPTS, MAX_NEW_TOKENS, **options)[0]
+    ours = run(models, TREE, "on", sampling=ADJUSTED[name])[0]
+    assert ours.tokens == stock.tokens != plain.tokens
+    assert ours.histograms == stock.histograms
+
+
+@pytest.mark.parametrize("mode", ["on", RUNS])
+def test_simulated_acceptance(mode, models):
+    """SGLANG_SIMULATE_ACC_LEN is obeyed: 3 tokens a round, the one that is made up."""
+    simulate = {"sglang.srt.speculative.spec_utils:SIMULATE_ACC_LEN": 3.0}
+    outcome = run(models, TREE, mode, attributes=simulate)[0]
+    rounds = [sum(column) for column in itertools.zip_longest(*outcome.histograms, fillvalue=0)]
+    assert rounds[2] > 10
+    assert sum(rounds[:1]) > 0 or mode == "on"
+    assert rounds[1] == sum(rounds[3:]) == 0
+    assert outcome.ops["commit"] == 0 < outcome.ops["compact"]
 
 
 @pytest.mark.parametrize("setting", [CHAIN, DRAFT_TREE], ids=str)
