@@ -45,6 +45,10 @@ def unsupported(worker) -> str | None:
         return "a hybrid (mamba or linear attention) model"
     if runner.is_hybrid_swa:
         return "a sliding window KV pool"
+    if runner.use_mla_backend and worker.topk > 1:
+        return "trees over multi-head latent attention (MLA)"
+    if worker.draft_worker.seed_dsa_topk_from_draft_extend:
+        return "a draft that hands indexer choices from step to step"
     if getattr(runner, "watermark_state", None) is not None:
         return "watermarks"
     return None

@@ -47,7 +47,7 @@ class Modes:
         self.runner = runner
         self.ours = ours(runner.attn_backend) is not None
         self.on = ModeState(runner.attn_backend, runner.decode_cuda_graph_runner)
-        self.off = self.on
+        self.off = self.active = self.on
         self.graph_bytes = 0
         self.seconds = 0.0
 
@@ -70,9 +70,13 @@ class Modes:
 
     def enter(self, drafting: bool) -> None:
         """Host only; before anything of the step is launched."""
-        state = self.on if drafting else self.off
-        self.runner.attn_backend = state.attn_backend
-        self.runner.decode_cuda_graph_runner = state.graph_runner
+        if self.runner.decode_cuda_graph_runner is not self.active.graph_runner:
+            # SGLang has captured again, e.g. for new weights, and always at the full width.
+            self.on = ModeState(self.on.attn_backend, self.runner.decode_cuda_graph_runner)
+            self.capture_off()
+        self.active = self.on if drafting else self.off
+        self.runner.attn_backend = self.active.attn_backend
+        self.runner.decode_cuda_graph_runner = self.active.graph_runner
 
 
 class OneNodeTrees:

@@ -60,6 +60,8 @@ class Switching:
         self.catch_up = CatchUp(
             draft_worker, self.ring, self.speculative_num_draft_tokens, ours(backend)
         )
+        if self.topk > 1:
+            features.check_pool(runner)
         self.modes = Modes(runner)
         self.modes.capture_off()
         self.verifier = Verifier(

@@ -144,6 +144,20 @@ def test_speculative_text(setting, pair, reference, simulated):
         assert outcome.ops["moved_rows"] > 50
 
 
+@pytest.mark.parametrize("setting", [CHAIN, TREE, EAGLE_TREE], ids=str)
+def test_switching_worker_text(setting, pair, reference, simulated):
+    """The same from the worker that ends its steps in one commit; then drafting now and then."""
+    outcome = generate(pair, setting, env={"SPECFUSED_MODE": "on", "STANDINS_OVERLAP": "1"})
+    assert outcome.tokens == reference.tokens
+    assert padded(outcome.histograms, setting.steps) == simulated(setting)[1]
+    assert outcome.ops["commit"] > 0
+    assert outcome.ops["moved_rows"] == outcome.ops["compact"] == 0
+    mode = "schedule:111001000011010"
+    outcome = generate(pair, setting, env={"SPECFUSED_MODE": mode, "STANDINS_OVERLAP": "1"})
+    assert outcome.texts == reference.texts
+    assert outcome.ops["catch_ups"] > 0
+
+
 def test_tree_accepts_more_than_chain(simulated):
     """What the engines accept is this, see test_speculative_text."""
     assert accept_length(simulated(TREE)[1]) > accept_length(simulated(CHAIN)[1]) + 0.2

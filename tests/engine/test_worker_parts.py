@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The switching worker's parts without an engine: ring, catch-up, limits, reports, ranks."""
 
+import contextlib
 import logging
 import multiprocessing
 import sys
@@ -55,9 +56,12 @@ def test_pending_counts_follow_the_request_and_not_its_row():
 def worker(**overrides):
     """A worker that may switch, but for `overrides` of its model runner."""
     config = types.SimpleNamespace(is_multimodal=overrides.pop("is_multimodal", False))
-    runner = types.SimpleNamespace(model_config=config, is_hybrid_swa=False, **overrides)
-    target = types.SimpleNamespace(model_runner=runner)
-    return types.SimpleNamespace(plan_stream=None, target_worker=target)
+    draft = types.SimpleNamespace(seed_dsa_topk_from_draft_extend=overrides.pop("seed", False))
+    values = {"is_hybrid_swa": False, "use_mla_backend": False, **overrides}
+    target = types.SimpleNamespace(
+        model_runner=types.SimpleNamespace(model_config=config, **values)
+    )
+    return types.SimpleNamespace(plan_stream=None, target_worker=target, draft_worker=draft, topk=4)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +75,9 @@ def worker(**overrides):
         ({"speculative_adaptive": True}, {}, "--speculative-adaptive"),
         ({}, {"is_multimodal": True}, "a multimodal model"),
         ({}, {"watermark_state": object()}, "watermarks"),
+        ({}, {"is_hybrid_swa": True}, "a sliding window KV pool"),
+        ({}, {"use_mla_backend": True}, "trees over multi-head latent attention (MLA)"),
+        ({}, {"seed": True}, "a draft that hands indexer choices from step to step"),
     ],
 )
 def test_what_cannot_switch_is_named(settings, overrides, reason, monkeypatch, caplog):
@@ -187,3 +194,28 @@ def test_ring_size_is_checked(monkeypatch):
     monkeypatch.setenv("SPECFUSED_RING", "0")
     with pytest.raises(ValueError, match="SPECFUSED_RING must be a positive integer, got 0"):
         ring_size()
+
+
+def test_graphs_that_sglang_captures_again(monkeypatch):
+    """The new ones are those that draft, and the others are made anew."""
+    from specfused.sglang import modes
+
+    made = iter(["off 1", "off 2"])
+    monkeypatch.setattr(compat, "spec_width", lambda width: contextlib.nullcontext())
+    monkeypatch.setattr(compat, "new_attn_backend", lambda runner: "second")
+    monkeypatch.setattr(compat, "decode_graphs", lambda *args, **kwargs: next(made))
+    runner = types.SimpleNamespace(
+        attn_backend="first", decode_cuda_graph_runner="on 1", device="cpu"
+    )
+    both = modes.Modes(runner)
+    both.capture_off()
+    seen = []
+    for drafting in (False, True, False):
+        both.enter(drafting)
+        seen.append((runner.attn_backend, runner.decode_cuda_graph_runner))
+    assert seen == [("second", "off 1"), ("first", "on 1"), ("second", "off 1")]
+    runner.decode_cuda_graph_runner = "on 2"
+    both.enter(False)
+    assert runner.decode_cuda_graph_runner == "off 2"
+    both.enter(True)
+    assert (runner.attn_backend, runner.decode_cuda_graph_runner) == ("first", "on 2")
