@@ -14,8 +14,13 @@ PROMPTS = (
     "import os\nimport sys\n\ndef main():\n",
 )
 
-# label -> (steps, topk, num_draft_tokens); None: no speculation
-RUNS = {"plain": None, "chain 3-1-4": (3, 1, 4), "tree 3-4-16": (3, 4, 16)}
+# label -> (steps, topk, num_draft_tokens) and SPECFUSED_MODE; None: no speculation
+RUNS = {
+    "plain": (None, "stock"),
+    "chain 3-1-4": ((3, 1, 4), "on"),
+    "tree 3-4-16": ((3, 4, 16), "on"),
+    "tree 3-4-16, every other step plain": ((3, 4, 16), "schedule:10"),
+}
 
 
 def positive(text: str) -> int:
@@ -115,7 +120,8 @@ def run(options) -> int:
         flush=True,
     )
     plain, equal = None, True
-    for label, setting in RUNS.items():
+    for label, (setting, mode) in RUNS.items():
+        os.environ["SPECFUSED_MODE"] = mode
         print(f"{label}: starting the engine ...", flush=True)
         answers, seconds = generate(options, setting, prompts)
         tokens = [answer["output_ids"] for answer in answers]

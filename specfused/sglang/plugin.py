@@ -41,6 +41,8 @@ def register() -> None:
 def _create(runner):
     from specfused.sglang.backend import create_backend
 
+    if switch.configured() not in (None, switch.STOCK) and not compat.num_draft_tokens():
+        logger.warning("specfused: %s has no effect without speculation", switch.VARIABLE)
     return create_backend(runner)
 
 

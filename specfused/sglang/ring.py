@@ -63,7 +63,7 @@ class PendingRing:
         return self.tokens[where], hidden
 
     def _cells(self, req_pool_indices, positions):
-        return req_pool_indices * self.size + positions % self.size
+        return torch.add(positions % self.size, req_pool_indices, alpha=self.size)
 
 
 def pending(req) -> int:
