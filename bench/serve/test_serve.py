@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of the serving suite, and what its names mean. CPU only, no engine."""
 
+import math
+
 import pytest
 
-from bench.run import serve_arguments
+from bench.run import serving_arguments
 from bench.serve import arguments
+from bench.serve.rescore import prompts, verdict
 from bench.serve.setups import llama_8b, setup, tiny
 from bench.serve.suite import summary
 
@@ -54,9 +57,23 @@ def test_a_trained_model_states_what_it_accepted():
 
 
 def test_the_suite_has_its_own_arguments():
-    assert serve_arguments(["--suite", "attn", "--list"]) is None
-    rest = serve_arguments(["--suite", "serve", "--concurrency", "1,30", "--device", "cpu"])
+    assert serving_arguments(["--suite", "attn", "--list"]) is None
+    suite, rest = serving_arguments(["--suite", "serve", "--concurrency", "1,30", "--device=cpu"])
+    assert suite == "serve"
     args = arguments.parse(rest)
     assert args.concurrency == [1, 30] and args.device == "cpu" and args.model == "tiny"
     with pytest.raises(SystemExit):
         arguments.parse(["--concurrency", "0"])
+
+
+def test_losses_become_a_verdict():
+    case = verdict("x", 2.0, [[0.0, 0.01], [0.2, 0.0, 0.0]])
+    assert (case["tokens"], case["not_argmax"], case["beyond_limit"]) == (5, 2, 1)
+    assert case["largest_loss"] == pytest.approx(0.2)
+    bad = verdict("x", 2.0, [[0.0, math.nan]])
+    assert bad["beyond_limit"] == 1 and bad["largest_loss"] is None
+
+
+def test_prompts_differ():
+    texts = prompts(40)
+    assert len({tuple(t) for t in texts}) == 40 and min(map(len, texts)) >= 33
