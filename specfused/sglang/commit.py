@@ -84,8 +84,8 @@ class Verifier:
                 verify_input.retrieve_next_sibling,
                 verify_input.draft_token.view(links.shape),
             )
-        # Our kernels read a live request's table row in its window only, and the scheduler writes
-        # behind it: there it may go on before a graph's replay, as with SGLang's plain decode.
+        # Our kernels read a live request's table row up to the end of its window, and the scheduler
+        # writes behind it: it may go on before a graph's replay, as with SGLang's plain decode.
         early = can_run_cuda_graph and self.ours
         if publish_reads_done is not None and early:
             publish_reads_done()

@@ -71,8 +71,9 @@ class Modes:
     def enter(self, drafting: bool) -> None:
         """Host only; before anything of the step is launched."""
         if self.runner.decode_cuda_graph_runner is not self.active.graph_runner:
-            # SGLang has captured again, e.g. for new weights, and always at the full width.
-            self.on = ModeState(self.on.attn_backend, self.runner.decode_cuda_graph_runner)
+            # SGLang has captured again, e.g. for new weights, at the full width and on the backend
+            # that was in place.
+            self.on = ModeState(self.runner.attn_backend, self.runner.decode_cuda_graph_runner)
             self.capture_off()
         self.active = self.on if drafting else self.off
         self.runner.attn_backend = self.active.attn_backend

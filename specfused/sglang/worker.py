@@ -70,6 +70,7 @@ class Switching:
         self.trees = OneNodeTrees(self.modes, table_shape[0], self.topk, runner.device)
         release.worker = self
         self.switch.calibrate(self)
+        self._leave_decode()
         settings = compat.settings()
         interval = settings["decode_log_interval"] if compat.tp_rank() == 0 else 0
         self.report = Report(self.switch.policy, interval, settings.get("enable_metrics", False))
@@ -84,8 +85,8 @@ class Switching:
             return super().forward_batch_generation(batch, **kwargs)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             ring.clear(batch.reqs)  # prefill writes the draft's KV of all it prefills
-            self._drafted = True  # its last reader is the draft model
             self.switch.prefill()
+            self._leave_decode()
             return super().forward_batch_generation(batch, **kwargs)
         self._step += 1
         mode = self.switch.choose(batch.reqs)
@@ -94,12 +95,21 @@ class Switching:
         self.report.step(mode, self.catch_up.tokens)
         return result
 
+    def _leave_decode(self):
+        """SGLang finds all as it would have left it itself."""
+        self.modes.enter(True)
+        self._drafted = True  # the last to read what the scheduler writes is the draft model
+        self._forget_reads_done()
+
+    def _forget_reads_done(self):
+        for runner in (self.target_worker.model_runner, self.draft_worker.draft_runner):
+            compat.forget_reads_done(runner)
+
     def run_step(self, mode, batch, on_publish=None, grammar_barrier=None):
         """One decode step in a given mode."""
         self._drafted = mode is Mode.ON
         self.modes.enter(self._drafted)
-        for runner in (self.target_worker.model_runner, self.draft_worker.draft_runner):
-            compat.forget_reads_done(runner)
+        self._forget_reads_done()
         step = self._step_on if self._drafted else self._step_off
         return step(batch, on_publish, grammar_barrier)
 

@@ -218,4 +218,26 @@ def test_graphs_that_sglang_captures_again(monkeypatch):
     both.enter(False)
     assert runner.decode_cuda_graph_runner == "off 2"
     both.enter(True)
-    assert (runner.attn_backend, runner.decode_cuda_graph_runner) == ("first", "on 2")
+    # Captured on the backend that was in place then.
+    assert (runner.attn_backend, runner.decode_cuda_graph_runner) == ("second", "on 2")
+
+
+def test_no_event_of_an_earlier_phase_is_left():
+    """After a decode step and before a prefill: the scheduler would take it for the prefill's."""
+    from specfused.sglang.worker import EAGLEWorkerV2, SpecFusedWorker
+
+    made = SpecFusedWorker.__new__(SpecFusedWorker)
+    target = types.SimpleNamespace(war_fastpath_read_done_event="old", shared_read_done_event="old")
+    draft = types.SimpleNamespace(war_fastpath_read_done_event="old")
+    made._target_worker = types.SimpleNamespace(model_runner=target)
+    made._draft_worker = types.SimpleNamespace(draft_runner=draft)
+    entered = []
+    made.modes = types.SimpleNamespace(enter=entered.append)
+    made._drafted = False
+    asks = hasattr(EAGLEWorkerV2, "last_shared_read_runner")  # 0.5.23
+    assert not asks or made.last_shared_read_runner is target
+    made._leave_decode()
+    assert not asks or made.last_shared_read_runner is draft
+    assert entered == [True]
+    assert target.war_fastpath_read_done_event is target.shared_read_done_event is None
+    assert draft.war_fastpath_read_done_event is None
