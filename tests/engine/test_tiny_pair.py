@@ -245,3 +245,15 @@ def test_sampled_text(setting, pair, reference, source):
     if setting.topk > 1:
         broken = generate(pair, setting, fault="move", **sampled)
         assert surprise(target, broken.tokens, 0.8) > 0.5  # 2.9 here
+
+
+@pytest.mark.parametrize("mode", ["on", "off", "schedule:1101000"])
+def test_switching_worker_samples(mode, pair, reference, source):
+    """Sampled by `commit`, whatever the width of the step: the same law."""
+    env = {"SPECFUSED_MODE": mode, "STANDINS_OVERLAP": "1"}
+    outcome = generate(pair, TREE, temperature=0.8, env=env)
+    assert outcome.ops["commit"] > 0
+    assert outcome.ops["tree_speculative_sampling_target_only"] == outcome.ops["compact"] == 0
+    target = source.load("target")
+    assert outcome.texts != reference.texts
+    assert abs(surprise(target, outcome.tokens, 0.8)) < 0.25
