@@ -7,7 +7,21 @@ device needs no counter: with n pairs pending and C committed tokens they are po
 The count n lives on the host, on the request object itself, so that a recycled row starts at 0.
 """
 
+import os
+
 import torch
+
+VARIABLE = "SPECFUSED_RING"
+DEFAULT = 64
+
+
+def configured_size() -> int:
+    """SPECFUSED_RING: off steps that a request may lag behind with its draft KV."""
+    text = os.environ.get(VARIABLE, str(DEFAULT))
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"specfused: {VARIABLE} must be a positive integer, got {text}")
+    return int(text)
+
 
 _PENDING = "specfused_pending"  # pairs left by the steps launched so far
 _LAST_OFF = "specfused_last_off"  # number of the last off step with this request

@@ -13,7 +13,7 @@ from collections import deque
 import torch
 
 from specfused.policy import Mode, from_config
-from specfused.sglang import compat
+from specfused.sglang import compat, ring
 from specfused.sglang.clock import StepClock
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,9 @@ class Switch:
 
     def __init__(self, text: str, device, ranks=None):
         self.text = text
-        self.policy = from_config(text)
+        # How far drafting can lag behind is one of the prices that "auto" compares.
+        own = {"policy": text, "ring_tokens": ring.configured_size()} if text == "auto" else text
+        self.policy = from_config(own)
         self.clock = StepClock(device) if self.policy.uses_times else None
         self._ranks = ranks
         self._check = ranks is not None and os.environ.get(CHECK_VARIABLE) == "1"

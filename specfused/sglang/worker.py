@@ -6,8 +6,6 @@ stage itself to SGLang. See `modes` for the two kinds of step, `ring` for what a
 behind, `catch_up` for how drafting resumes, `commit` for how every step ends.
 """
 
-import os
-
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
@@ -18,17 +16,6 @@ from specfused.sglang.commit import Verifier
 from specfused.sglang.modes import Modes, OneNodeTrees, ours
 from specfused.sglang.report import Report
 from specfused.sglang.switch import Switch
-
-RING_VARIABLE = "SPECFUSED_RING"
-DEFAULT_RING = 64
-
-
-def ring_size() -> int:
-    """SPECFUSED_RING: off steps that a request may lag behind with its draft KV."""
-    text = os.environ.get(RING_VARIABLE, str(DEFAULT_RING))
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"specfused: {RING_VARIABLE} must be a positive integer, got {text}")
-    return int(text)
 
 
 class Switching:
@@ -51,7 +38,7 @@ class Switching:
         table_shape = self.req_to_token_pool.req_to_token.shape
         self.ring = ring.PendingRing(
             table_shape,
-            ring_size(),
+            ring.configured_size(),
             compat.hidden_size_of_draft_input(draft_worker.draft_runner),
             runner.dtype,
             runner.device,

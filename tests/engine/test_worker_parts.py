@@ -187,13 +187,13 @@ def test_ranks_share_times_and_notice_a_difference(tmp_path):
 
 
 def test_ring_size_is_checked(monkeypatch):
-    from specfused.sglang.worker import ring_size
-
     monkeypatch.delenv("SPECFUSED_RING", raising=False)
-    assert ring_size() == 64
+    assert ring.configured_size() == 64
     monkeypatch.setenv("SPECFUSED_RING", "0")
     with pytest.raises(ValueError, match="SPECFUSED_RING must be a positive integer, got 0"):
-        ring_size()
+        ring.configured_size()
+    monkeypatch.setenv("SPECFUSED_RING", "16")
+    assert switch.Switch("auto", "cpu").policy.settings.ring_tokens == 16
 
 
 def test_graphs_that_sglang_captures_again(monkeypatch):
