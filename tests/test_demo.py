@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the demo tells a tie from an error. CI runs the demo itself, by the README's command."""
+"""How the demo tells a tie from an error; no engine runs here."""
 
 import pytest
 
