@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The body that verify.cuh and decode.cuh share: pipeline over the tiles of one
-// plan entry.
+// The body that verify.cuh and decode.cuh share: pipeline over the tiles of one plan entry.
 //
-// At tile t the CTA computes on stage t, has the KV of the next stages - 1
-// tiles in flight, and the slot indices of as many more: indices of tile i
-// travel in the same cp.async group as the KV of tile i - (stages - 1), so
-// waiting for one group per tile covers both. One barrier per tile.
+// At tile t the CTA computes on stage t, has the KV of the next stages - 1 tiles in flight, and the
+// slot indices of as many more: indices of tile i travel in the same cp.async group as the KV of
+// tile i - (stages - 1), so waiting for one group per tile covers both. One barrier per tile.
 #pragma once
 
 #include <atomic>
 
 #include "../device.cuh"
-#include "epilogue.cuh"
+#include "combine.cuh"
 
 namespace specfused::smxx {
 
@@ -24,12 +22,6 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   char* ring = smem + Traits::kRingOffset;
 
   const int row_tile = blockIdx.x;
-  {
-    const PlanEntry entry = read_plan_entry(p, blockIdx.y);
-    if (entry.line_begin >= entry.line_end) return;
-    if (threadIdx.x == 0) shared.entry = entry;
-  }
-
   const int warp = threadIdx.x / 32;
   const int token_group = warp % Traits::kTokenGroups;
   const int row_group = warp / Traits::kTokenGroups;
@@ -38,13 +30,11 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   const int stages = launch.stages;
   const uint32_t ring_address = ptx::smem_address(ring);
 
-  if (warp == 0) {
-    __syncwarp();
-    fill_segments(p, shared, true);
-  }
+  ptx::let_next_launch_start();
+  ptx::wait_for_previous_launch();
+  if (warp == 0) fill_segments(p, shared, true);
   __syncthreads();
-  // shared.filled changes only between two barriers in next_index: all threads
-  // read the same.
+  // shared.filled changes only between two barriers in next_index: all threads read the same.
   if (shared.filled == 0) return;
 
   Cursor math_at{0, kNotEntered};
@@ -52,9 +42,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   keep_cursor(shared.index_at[warp], math_at);
   keep_cursor(shared.load_at[warp], math_at);
 
-  // Slot indices of the next tile; all threads, since a new segment may need
-  // the whole CTA. Ring entry i holds the indices of the tile that goes to
-  // stage i.
+  // Slot indices of the next tile; all threads, since a new segment may need the whole CTA. Ring
+  // entry i holds the indices of the tile that goes to stage i.
   auto next_index = [&](int ring_entry) {
     Cursor at = shared.index_at[warp];
     if (at.segment == shared.filled) {
@@ -66,8 +55,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       enter_segment(shared, at);
     }
     const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
-    if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
     load_slot_index(shared, at, ring_entry);
+    if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
     advance(shared, at);
     keep_cursor(shared.index_at[warp], at);
   };
@@ -98,6 +87,23 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
   for (int stage = 0; math_at.segment < shared.filled;
        stage = stage + 1 == stages ? 0 : stage + 1) {
+    const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
+    // What comes from global memory comes on its way before anything waits for the tile.
+    if (math_at.tile == s.tile_begin) {
+      if constexpr (Traits::kQInRegisters) {
+        load_q_fragments<Traits, Rows>(p, launch, s, warp_row, q);
+      } else {
+        load_q_shared<Traits, Rows>(p, launch, s, first_row, smem + Traits::kQOffset);
+      }
+    }
+    const bool masked = (math_at.tile + 1) * kTile > s.committed;
+    const int first_token = token_group * Traits::kWarpTokens;
+    typename WarpTile<Traits>::Mask mask;
+    if (masked) {
+      WarpTile<Traits>::template look_up_all<Rows>(p, launch, s, math_at.tile, warp_row,
+                                                   first_token, mask);
+    }
+
     ptx::cp_async_wait(stages - 2);
     __syncthreads();  // this stage is there, the one before it is free
     next_load(before(stage));
@@ -109,18 +115,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       __syncthreads();
     }
 
-    const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
-    if (math_at.tile == s.tile_begin) {
-      if constexpr (Traits::kQInRegisters) {
-        load_q_fragments<Traits, Rows>(p, launch, s, warp_row, q);
-      } else {
-        load_q_shared<Traits, Rows>(p, launch, s, first_row, smem + Traits::kQOffset);
-        __syncthreads();
-      }
-    }
     const WarpTile<Traits> warp_tile(ptx::smem_address(smem + Traits::kQOffset));
-    warp_tile.template attend<Rows>(p, launch, s, math_at.tile, warp_row,
-                                    token_group * Traits::kWarpTokens,
+    warp_tile.template attend<Rows>(p, launch, s, math_at.tile, warp_row, first_token, masked, mask,
                                     ring_address + stage * Traits::kStageBytes, q, state);
 
     if (math_at.tile + 1 == s.tile_end) {
@@ -132,11 +128,17 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       } else {
         finish_many<Traits, Rows>(first_row, row_group, state, sink);
       }
-      if (!sink.direct())
-        combine<Traits, Rows>(shared, ring + stage * Traits::kStageBytes, row_tile, sink);
-      // Here and not where the next segment begins: no row then lives in
-      // registers while parts are combined.
+      if (!sink.direct()) combine<Traits, Rows>(shared, row_tile, sink);
+      // Here and not where the next segment begins: neither O nor Q then lives in registers while
+      // parts are combined.
       state.reset();
+      if constexpr (Traits::kQInRegisters) {
+#pragma unroll
+        for (int d = 0; d < Traits::kHeadDim / 16; ++d) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) q[d][i] = 0;
+        }
+      }
     }
     advance(shared, math_at);
   }

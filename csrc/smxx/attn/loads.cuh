@@ -101,12 +101,15 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
                                kv_head * p.stride_v_head + in_row) = v;
     }
   }
-  if (threadIdx.x < 32) {
+  // Not a warp that loads slot indices.
+  if (threadIdx.x / 32 == kTile / 32) {
     TreeWord used = 0;
-    for (int row = threadIdx.x; row < num_rows; row += 32) used |= Rows::word(p, s.request, row);
+    for (int row = threadIdx.x % 32; row < num_rows; row += 32) {
+      used |= Rows::word(p, s.request, row);
+    }
     const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(used));
     const uint32_t high = __reduce_or_sync(~0u, static_cast<uint32_t>(used >> 32));
-    if (threadIdx.x == 0) {
+    if (threadIdx.x % 32 == 0) {
       const TreeWord in_width = s.width >= kMaxWindow ? ~TreeWord{0} : node_bit(s.width) - 1;
       s.used = (TreeWord{high} << 32 | low) & in_width;
     }
@@ -148,13 +151,18 @@ __device__ __forceinline__ void load_q_fragments(const AttnParams& p, const Attn
   }
 }
 
-// The same rows -> shared memory, swizzled, for warps that read them per tile. All threads.
+// The same rows -> shared memory, swizzled, for warps that read them per tile. The warps that share
+// rows load them together: no other warp reads what they write, and in class few, finish_few has
+// barriers behind their last reads. A barrier must follow.
 template <class Traits, class Rows>
 __device__ __forceinline__ void load_q_shared(const AttnParams& p, const AttnLaunch& launch,
                                               const SegmentEntry& s, int first_row, char* q) {
+  constexpr int kThreads = 32 * Traits::kTokenGroups;
+  constexpr int kRows = 16 * Traits::kRowBlocks;
+  const int row_group = threadIdx.x / kThreads;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < Traits::kRowTile * Traits::kChunks; i += Traits::kThreads) {
-    const int row = i / Traits::kChunks;
+  for (int i = threadIdx.x % kThreads; i < kRows * Traits::kChunks; i += kThreads) {
+    const int row = row_group * kRows + i / Traits::kChunks;
     const int chunk = i % Traits::kChunks;
     int4 value = make_int4(0, 0, 0, 0);
     if (first_row + row < launch.rows) {

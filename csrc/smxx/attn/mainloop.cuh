@@ -215,26 +215,35 @@ struct WarpTile {
     }
   }
 
-  // All of one tile. first_packed: this warp's first packed row; the mask is looked up only in
-  // tiles that reach into the window.
+  // What the rows of this lane see. Looked up before anything waits for the tile; only 128 rows lack
+  // the registers.
+  static constexpr bool kEarlyMask = Traits::kFew || kBlocks == 1;
+  struct Mask {
+    uint64_t visible[kEarlyMask ? kBlocks : 1][2];
+  };
+
+  // first_packed: this warp's first packed row; first_token: of its tokens, within the tile.
   template <class Rows>
-  __device__ __forceinline__ void attend(const AttnParams& p, const AttnLaunch& launch,
-                                         const SegmentEntry& segment, int tile, int first_packed,
-                                         int first_token, uint32_t stage,
-                                         const uint32_t (&q)[kDimSteps][4],
-                                         RowState<Traits>& state) const {
-    const bool masked = (tile + 1) * kTile > segment.committed;
-    // Looked up before the scores, so that these hide the latency; only 128 rows lack the
-    // registers.
-    constexpr bool kEarly = Traits::kFew || kBlocks == 1;
-    uint64_t visible[kBlocks][2];
-    if (kEarly && masked) {
+  static __device__ __forceinline__ void look_up_all(const AttnParams& p, const AttnLaunch& launch,
+                                                     const SegmentEntry& segment, int tile,
+                                                     int first_packed, int first_token,
+                                                     Mask& mask) {
+    if constexpr (kEarlyMask) {
 #pragma unroll
       for (int i = 0; i < 2 * kBlocks; ++i) {
-        visible[i / 2][i % 2] =
+        mask.visible[i / 2][i % 2] =
             look_up<Rows>(p, launch.group, segment, tile, first_packed + 8 * i, first_token);
       }
     }
+  }
+
+  // All of one tile. The mask is used only in tiles that reach into the window.
+  template <class Rows>
+  __device__ __forceinline__ void attend(const AttnParams& p, const AttnLaunch& launch,
+                                         const SegmentEntry& segment, int tile, int first_packed,
+                                         int first_token, bool masked, const Mask& early,
+                                         uint32_t stage, const uint32_t (&q)[kDimSteps][4],
+                                         RowState<Traits>& state) const {
 #pragma unroll 1
     for (int step = 0; step < Traits::kWarpTokens; step += Traits::kStepTokens) {
       Scores s;
@@ -242,9 +251,10 @@ struct WarpTile {
       if (masked) {
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
-          const uint64_t row = kEarly ? visible[i / 2][i % 2]
-                                      : look_up<Rows>(p, launch.group, segment, tile,
-                                                      first_packed + 8 * i, first_token);
+          const uint64_t row = kEarlyMask
+                                   ? early.visible[kEarlyMask ? i / 2 : 0][i % 2]
+                                   : look_up<Rows>(p, launch.group, segment, tile,
+                                                   first_packed + 8 * i, first_token);
           mask(row >> step, i / 2, i % 2, s);
         }
       }

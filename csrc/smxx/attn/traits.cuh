@@ -23,6 +23,7 @@
 #include "../../params.h"
 #include "../../plan.h"
 #include "../../ptx/cp_async.cuh"
+#include "../../ptx/load.cuh"
 #include "../../ptx/mma.cuh"
 #include "../../ptx/sync.cuh"
 #include "../../workspace.h"
@@ -128,7 +129,7 @@ struct SharedFront {
   PlanEntry entry;
   int32_t filled;     // segments written to the table so far
   int32_t next_unit;  // the unit after them
-  int32_t last_arriver;
+  uint32_t shares;    // of the combine, see combine.cuh
 };
 
 // Swizzle: 16-byte chunk c of row r is at chunk c ^ (r % 8), so that eight rows of one chunk, which
