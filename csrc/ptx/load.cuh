@@ -16,7 +16,8 @@ __device__ __forceinline__ float2 load_cg_if(bool valid, const float2* from, flo
       "@valid ld.global.cg.v2.f32 {%0, %1}, [%2];\n"
       "}"
       : "+f"(value.x), "+f"(value.y)
-      : "l"(from), "r"(static_cast<int>(valid)));
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
   return value;
 }
 
@@ -30,7 +31,8 @@ __device__ __forceinline__ float4 load_cg_if(bool valid, const float4* from) {
       "@valid ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
       "}"
       : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
-      : "l"(from), "r"(static_cast<int>(valid)));
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
   return value;
 }
 

@@ -158,8 +158,18 @@ int launch_attention(Kernel kernel, std::atomic<int>* smem_set, const AttnParams
   launch.group = p.num_q_heads / p.num_kv_heads;
   launch.rows = p.num_rows * launch.group;
   launch.scale_log2 = p.sm_scale * 1.4426950408889634f;
-  kernel<<<grid, threads, config.smem_bytes, static_cast<cudaStream_t>(stream)>>>(p, launch);
-  return cudaGetLastError();
+  // The launch overlaps the end of the one before it, see wait_for_previous_launch.
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = grid;
+  how.blockDim = dim3(threads);
+  how.dynamicSmemBytes = config.smem_bytes;
+  how.stream = static_cast<cudaStream_t>(stream);
+  how.attrs = &overlap;
+  how.numAttrs = can_overlap_launches(device) ? 1 : 0;
+  return cudaLaunchKernelEx(&how, kernel, p, launch);
 }
 
 }  // namespace specfused::smxx
