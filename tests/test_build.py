@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The binary loads everywhere it promises to, and a build that cannot work says why."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -108,6 +109,47 @@ def run_python(code, *, python=sys.executable, cwd=None, **env):
     for name in (name for name, value in env.items() if value is None):
         full.pop(name, None)
     return subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=cwd, env=full)
+
+
+def cuobjdump() -> str | None:
+    """The disassembler of a CUDA toolkit, or the one that triton's wheel brings along."""
+    if found := shutil.which("cuobjdump"):
+        return found
+    triton = importlib.util.find_spec("triton")
+    path = triton and Path(triton.origin).with_name("backends") / "nvidia/bin/cuobjdump"
+    return str(path) if path and path.is_file() else None
+
+
+def resource_usage(text: str) -> dict[str, dict[str, dict[str, int]]]:
+    """What `cuobjdump -res-usage` says: arch -> kernel -> resource -> number."""
+    usage: dict[str, dict[str, dict[str, int]]] = {}
+    arch = kernel = None
+    for line in text.splitlines():
+        if found := re.match(r"arch = (\w+)", line):
+            arch = usage.setdefault(found[1], {})
+        elif found := re.match(r"\s*Function (\S+):", line):
+            kernel = found[1]
+        elif kernel and "STACK:" in line:
+            arch[kernel] = {k: int(v) for k, v in re.findall(r"(\w+):(\d+)", line)}
+            kernel = None
+    return usage
+
+
+def test_no_kernel_uses_local_memory():
+    """No spills and no stack frame, in any kernel of any architecture of this build."""
+    archs = {a.split(":")[1] for a in ops.build_info()["archs"] if ":sm_" in a}
+    if not archs:
+        pytest.skip("this build has no CUDA kernels")
+    tool = cuobjdump()
+    if tool is None:
+        pytest.skip("no cuobjdump: neither a CUDA toolkit nor triton is here")
+    run = subprocess.run([tool, "-res-usage", LIBRARY], capture_output=True, text=True, check=True)
+    usage = resource_usage(run.stdout)
+    assert set(usage) == archs
+    for arch, kernels in usage.items():
+        assert len(kernels) > 20, arch
+        spilling = {k: u for k, u in kernels.items() if u["STACK"] or u["LOCAL"]}
+        assert not spilling, f"{arch}: {sorted(spilling)}"
 
 
 def test_host_is_optional(tmp_path):

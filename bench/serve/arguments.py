@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments of `python bench/run.py --suite serve`."""
+
+import argparse
+
+import torch
+
+from bench.report import command_line
+from bench.serve.suite import Suite
+
+GPU_SETUPS = "sglang-plain-triton,specfused-plain,specfused-chain,sglang-chain-triton"
+GPU_SETUPS += ",specfused-tree,sglang-tree-triton"
+CPU_SETUPS = "sglang-plain-torch_native,specfused-plain,specfused-chain,specfused-tree"
+
+
+def numbers(text: str) -> list[int]:
+    values = [int(x) for x in text.split(",")]
+    if not values or min(values) < 1:
+        raise ValueError(text)
+    return values
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="python bench/run.py --suite serve", description=__doc__)
+    p.add_argument("--setups", help="comma-separated, see bench/serve/setups.py")
+    p.add_argument("--concurrency", type=numbers, help="default: 1,8,32,128; on the CPU 1,4")
+    p.add_argument("--model", choices=("llama8b", "tiny"), help="default: llama8b; CPU: tiny")
+    p.add_argument("--tokens-in", type=int, help="prompt length; default 1024; CPU 64")
+    p.add_argument("--pool-tokens", type=int, help="KV slots; default 180000; CPU 4096")
+    p.add_argument("--repeats", type=int, default=3, help="least repeats of a point")
+    p.add_argument("--decode-seconds", type=float, help="least decode time of a point; 3; CPU 1")
+    p.add_argument("--parallel", type=int, help="engines alive at once; default 3; CPU 1")
+    p.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after it")
+    p.add_argument("--start-seconds", type=float, default=300, help="limit of an engine's start")
+    p.add_argument("--json", metavar="FILE", help="write results, after every case")
+    p.add_argument("--logs", metavar="DIR", help="keep the engines' logs there")
+    p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
+    args = p.parse_args(argv)
+    args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    cuda = args.device == "cuda"
+    defaults = {
+        "setups": GPU_SETUPS if cuda else CPU_SETUPS,
+        "concurrency": [1, 8, 32, 128] if cuda else [1, 4],
+        "model": "llama8b" if cuda else "tiny",
+        "tokens_in": 1024 if cuda else 64,
+        "pool_tokens": 180_000 if cuda else 4096,
+        "decode_seconds": 3.0 if cuda else 1.0,
+        "parallel": 3 if cuda else 1,
+    }
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    args.setups = args.setups.split(",")
+    return args
+
+
+def main(argv: list[str]) -> int:
+    return Suite(parse(argv), command_line(["--suite", "serve", *argv])).run()

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a serving run compares: engines, each with its own arguments and environment.
+
+A name is library-mode[-backend]: `sglang-plain-triton`, `sglang-chain-triton`, `specfused-tree`.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ANCHOR = "sglang-plain-triton"  # calls are compared only where its figures agree
+
+# mode -> (steps, topk, num_draft_tokens, accept length that the comparison is stated at)
+SHAPES = {"chain": (3, 1, 4, 2.5), "tree": (3, 4, 16, 3.0)}
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+LLAMA_8B_EAGLE = {**LLAMA_8B, "architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1}
+
+
+@dataclass(frozen=True)
+class Model:
+    """Target and draft. `dummy`: shapes only, weights are made up and acceptance is simulated."""
+
+    name: str
+    target: str
+    draft: str
+    algorithm: str
+    dummy: bool
+    vocab: int
+    engine: dict = field(default_factory=dict)  # arguments that every engine of it gets
+
+
+def llama_8b(folder: Path) -> Model:
+    """The 8B shape: configs are written to `folder`, load_format=dummy does the rest."""
+    for name, config in (("target", LLAMA_8B), ("draft", LLAMA_8B_EAGLE)):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "config.json").write_text(json.dumps(config))
+    engine = {
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "mem_fraction_static": 0.85,
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+    }
+    target, draft = str(folder / "target"), str(folder / "draft")
+    return Model("llama8b", target, draft, "EAGLE", True, LLAMA_8B["vocab_size"], engine)
+
+
+def tiny(cuda: bool) -> Model:
+    """The trained pair of the package: real acceptance."""
+    from specfused import models
+
+    engine = {"skip_tokenizer_init": True, "mem_fraction_static": 0.3}
+    engine["dtype"] = "bfloat16" if cuda else "float32"
+    target, draft = models.path("target"), models.path("eagle3")
+    return Model("tiny", target, draft, "EAGLE3", False, 256, engine)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One engine of the comparison."""
+
+    name: str
+    engine: dict
+    env: dict
+    accept: float | None  # nominal accept length where acceptance is simulated; 1 for plain
+
+    def describe(self) -> str:
+        return json.dumps({**self.engine, **self.env}, sort_keys=True)
+
+
+def setup(name: str, model: Model, cuda: bool) -> Setup:
+    """The engine behind a name.
+
+    Args:
+        name: library-mode[-detail]. sglang: detail is the attention backend, default triton (on
+            the CPU torch_native). specfused: detail is the mode of its worker, on, off, auto or
+            anything that SPECFUSED_MODE takes; without it SGLang's own worker runs.
+
+    Raises:
+        ValueError: there is no such setup.
+    """
+    library, _, rest = name.partition("-")
+    mode, _, detail = rest.partition("-")
+    if library not in ("sglang", "specfused") or mode not in ("plain", *SHAPES):
+        raise ValueError(
+            f"setup must be (sglang|specfused)-(plain|{'|'.join(SHAPES)})[-detail], got {name}"
+        )
+    engine, env, accept = {"model_path": model.target, **model.engine}, {}, 1.0
+    if library == "specfused":
+        engine["attention_backend"] = "specfused"
+        env = {"SPECFUSED_MODE": detail or "stock"}
+        if cuda:
+            env["SPECFUSED_PREFILL_BACKEND"] = "triton"
+    else:
+        engine["attention_backend"] = detail or ("triton" if cuda else "torch_native")
+    if mode != "plain":
+        steps, topk, width, accept = SHAPES[mode]
+        engine |= {
+            "speculative_algorithm": model.algorithm,
+            "speculative_draft_model_path": model.draft,
+            "speculative_num_steps": steps,
+            "speculative_eagle_topk": topk,
+            "speculative_num_draft_tokens": width,
+        }
+        if model.dummy:
+            env["SGLANG_SIMULATE_ACC_LEN"] = str(accept)
+        else:
+            accept = None
+    return Setup(name, engine, env, accept)

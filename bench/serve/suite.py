@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts engines, a few at a time, and measures them in turns.
+
+All engines of a group are alive at once on one GPU and take turns, repeat by repeat, so that drift
+of clocks and temperature falls on all of them; only one works at any time. The anchor stays alive
+through all groups and is measured in each at ANCHOR_BS.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import queue
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+import specfused
+from bench.report import PACKAGES, commit_and_dirty, version
+from bench.serve.child import MARK
+from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
+
+ANCHOR_BS = 8
+PILOT_TOKENS = 32
+
+
+class Failed(Exception):
+    """An engine did not start, died, or answered with an error."""
+
+
+class Child:
+    """An engine in its own process; its log is kept in a file."""
+
+    def __init__(self, s: Setup, common: dict, vocab: int, log: Path):
+        self.setup, self.log, self.lines = s, log, queue.Queue()
+        root = Path(__file__).resolve().parents[2]
+        path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**os.environ, **s.env, "PYTHONPATH": os.pathsep.join(path)}
+        argument = json.dumps({"engine": {**common, **s.engine}, "vocab": vocab})
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bench.serve.child", argument],
+            cwd=root, env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=log.open("a"), start_new_session=True,
+        )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        with self.log.open("a") as log:
+            for line in self.process.stdout:
+                if line.startswith(MARK):
+                    self.lines.put(json.loads(line.removeprefix(MARK)))
+                else:
+                    log.write(line)
+                    log.flush()
+        self.lines.put({"error": f"the engine ended, see {self.log.name}"})
+
+    def wait(self, seconds: float) -> dict:
+        try:
+            reply = self.lines.get(timeout=seconds)
+        except queue.Empty:
+            raise Failed(f"no answer within {seconds:.0f} s, see {self.log.name}") from None
+        if "error" in reply:
+            raise Failed(reply["error"])
+        return reply
+
+    def measure(self, bs: int, n_in: int, n_out: int) -> dict:
+        self.process.stdin.write(json.dumps({"bs": bs, "n_in": n_in, "n_out": n_out}) + "\n")
+        self.process.stdin.flush()
+        return self.wait(120)
+
+    def close(self):
+        """Ends the engine and waits until its memory is free."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self.process.stdin.close()
+            self.process.wait(30)
+        with contextlib.suppress(ProcessLookupError):  # whatever it started and left
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
+    """One case from its repeats: medians, spread, and tok/s at the nominal accept length."""
+    ms = [1e3 * r["seconds"] / r["steps"] for r in repeats]
+    accept = sum(r["tokens"] for r in repeats) / sum(bs * r["steps"] for r in repeats)
+    middle = statistics.median(ms)
+    return {
+        "impl": s.name,
+        "ms_per_step": round(middle, 3),
+        "spread": round((max(ms) - min(ms)) / middle, 4),
+        "accept_len": round(accept, 3),
+        "tok_s": round(1e3 * bs * accept / middle, 1),
+        "nominal_accept_len": s.accept,
+        "tok_s_nominal": round(1e3 * bs * (s.accept or accept) / middle, 1),
+        "decode_s": round(sum(r["seconds"] for r in repeats), 2),
+        "repeats_ms": [round(x, 3) for x in ms],
+    }
+
+
+class Suite:
+    """The run: groups of engines, cases, JSON after every case."""
+
+    def __init__(self, args, command: str):
+        self.args, self.cuda = args, args.device == "cuda"
+        self.begin = time.monotonic()
+        self.folder = Path(tempfile.mkdtemp(prefix="specfused-serve-"))
+        self.model = llama_8b(self.folder) if args.model == "llama8b" else tiny(self.cuda)
+        if args.logs:
+            Path(args.logs).mkdir(parents=True, exist_ok=True)
+        most = max(args.concurrency)
+        self.common = {
+            "random_seed": 1,
+            "log_level": "info",
+            "max_running_requests": most,
+            "max_total_tokens": args.pool_tokens,
+            "disable_prefill_cuda_graph": True,
+        }
+        if self.cuda:
+            self.common["cuda_graph_max_bs_decode"] = most
+        else:
+            self.common |= {"device": "cpu", "disable_cuda_graph": True, "skip_server_warmup": True}
+            self.common["context_length"] = 1024
+        commit, dirty = commit_and_dirty()
+        self.meta = {
+            "gpu": torch.cuda.get_device_name() if self.cuda else None,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "commit": commit,
+            "dirty": dirty,
+            "command": command,
+            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "specfused": specfused.__version__,
+            "model": self.model.name,
+            "tokens_in": args.tokens_in,
+            **{name: version(*names) for name, names in PACKAGES.items()},
+        }
+        self.cases: list[dict] = []
+        self.anchors: list[float] = []
+        self.problems: list[str] = []
+
+    def line(self, text: str):
+        print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
+
+    def problem(self, text: str):
+        self.problems.append(text)
+        self.line(f"! {text}")
+
+    def late(self) -> bool:
+        return time.monotonic() - self.begin > self.args.seconds
+
+    def start(self, names: list[str]) -> list[Child]:
+        """Engines that came up, of those named; the others are reported."""
+        logs = Path(self.args.logs or self.folder)
+        children = [
+            Child(setup(n, self.model, self.cuda), self.common, self.model.vocab, logs / f"{n}.log")
+            for n in names
+        ]
+        ready = []
+        for child in children:
+            try:
+                reply = child.wait(self.args.start_seconds)
+                self.line(f"{child.setup.name}: ready in {reply['ready']:.0f} s")
+                ready.append(child)
+            except Failed as e:
+                self.problem(f"{child.setup.name}: {e}")
+                child.close()
+        return ready
+
+    def n_out(self, child: Child, bs: int) -> int:
+        """Tokens a request for one repeat: its share of the wanted seconds, as the pool allows."""
+        pilot = child.measure(bs, self.args.tokens_in, PILOT_TOKENS)
+        per_token = pilot["seconds"] / pilot["tokens"] * bs
+        wanted = 1.1 * self.args.decode_seconds / self.args.repeats / max(per_token, 1e-6)
+        room = self.args.pool_tokens // bs - self.args.tokens_in - 64
+        return max(PILOT_TOKENS, min(int(wanted) + 1, room))
+
+    def measure(self, children: list[Child], bs: int):
+        """All children in turns; a child that fails is left out from there on."""
+        samples, tokens, begin = {c: [] for c in children}, {}, time.monotonic()
+        for child in children:
+            tokens[child] = self.try_(child, lambda c=child: self.n_out(c, bs))
+        done = False
+        while not done and time.monotonic() - begin < 60 * len(children):
+            done = True
+            for child in children:
+                taken = sum(r["seconds"] for r in samples[child])
+                enough = len(samples[child]) >= self.args.repeats
+                if tokens[child] is None or enough and taken >= self.args.decode_seconds:
+                    continue
+                done = False
+                reply = self.try_(
+                    child, lambda c=child: c.measure(bs, self.args.tokens_in, tokens[c])
+                )
+                if reply is None:
+                    tokens[child] = None
+                else:
+                    samples[child].append(reply)
+        for child in children:
+            if samples[child]:
+                self.record(child.setup, bs, samples[child])
+
+    def try_(self, child: Child, work):
+        try:
+            return work()
+        except Failed as e:
+            self.problem(f"{child.setup.name}: {e}")
+            return None
+
+    def record(self, s: Setup, bs: int, repeats: list[dict]):
+        case = {"id": f"serve/c{bs}", **summary(s, bs, repeats)}
+        if s.name == ANCHOR and bs == ANCHOR_BS:
+            self.anchors.append(case["ms_per_step"])
+            self.meta["anchor_ms"] = self.anchors
+        plain = [c for c in self.cases if c["id"] == case["id"] and c["impl"] == ANCHOR]
+        beside = f"{case['tok_s_nominal'] / plain[0]['tok_s_nominal']:.2f}x" if plain else ""
+        if s.name != ANCHOR or not plain:
+            self.cases.append(case)
+        self.line(
+            f"c{bs:<4d} {s.name:26s} {case['ms_per_step']:8.2f} ms/step (spread "
+            f"{100 * case['spread']:.1f} %)  accept {case['accept_len']:.2f}  "
+            f"{case['tok_s_nominal']:8.0f} tok/s at {s.accept or 'it'}  {beside}"
+        )
+        self.write()
+
+    def write(self):
+        if self.args.json:
+            path = Path(self.args.json)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"meta": self.meta, "cases": self.cases}, indent=1) + "\n")
+
+    def run(self) -> int:
+        names = [n for n in self.args.setups if n != ANCHOR]
+        with_anchor = ANCHOR in self.args.setups
+        width = max(self.args.parallel - with_anchor, 1)
+        groups = [names[i : i + width] for i in range(0, len(names), width)] or [[]]
+        anchor: list[Child] = []
+        for number, group in enumerate(groups):
+            if self.late():
+                self.problem(f"time is up: {', '.join(sum(groups[number:], []))} not run")
+                break
+            children = self.start(group if number or not with_anchor else [ANCHOR, *group])
+            anchor = anchor or [c for c in children if c.setup.name == ANCHOR]
+            children = [c for c in children if c not in anchor]
+            for bs in self.args.concurrency:
+                if self.late():
+                    self.problem(f"time is up: concurrency {bs} of {', '.join(group)} not run")
+                    break
+                measured = anchor if number == 0 or bs == ANCHOR_BS else []
+                self.measure([*measured, *children], bs)
+            for child in children:
+                child.close()
+        for child in anchor:
+            child.close()
+        return 1 if self.problems else 0
