@@ -2,29 +2,31 @@
 // From the partial results of a unit to its result: the rows of each row tile are added up over all
 // splits, in split order, by CTAs that have nothing else left to do.
 //
-// One CTA alone reads about 64 bytes a cycle out of L2, so many rows are cut into shares. The
-// owners of the shares are the last splits of the unit but its tail: a unit goes on behind the end
-// of their plan entries, so this is the last that they do. They wait a little for the other splits;
-// one that gives up says so, and the last CTA to arrive takes its share over. So nothing depends on
-// which CTAs run at the same time, and nothing of the result on who adds up what.
+// A CTA has parts of at most two units, those that cross a border of its plan entry, and looks at
+// both when all of its tiles are done. One CTA alone reads about 64 bytes a cycle out of L2, so many
+// rows are cut into shares. The owners of the shares are the last splits of the unit but its tail,
+// whose CTAs go no further. They wait for the other splits if all of these have started: a started
+// CTA arrives without waiting for anything, so the wait ends. Otherwise, or when it takes very long,
+// an owner gives up and says so; the owners that saw all CTAs arrive divide its share, and where
+// none did the last CTA to arrive adds up all. Nothing of the result depends on who does what.
 #pragma once
 
 #include "epilogue.cuh"
 
 namespace specfused::smxx {
 
-// The word of one unit and row tile: bits 0-15 CTAs that have arrived, 16-31 owners that have seen
-// all of them arrive, 32-63 owners that gave up. The last one to use it leaves it at zero.
-constexpr uint64_t kArrived = 1;
-constexpr uint64_t kSeen = uint64_t{1} << 16;
-constexpr int kGaveUpBit = 32;
 constexpr int kMaxShares = 32;
 
-// Looks at the word before an owner gives up; each takes about 0.7 us.
-constexpr int kMaxLooks = 12;
+// Looks at the word before an owner gives up, each about 0.5 us.
+constexpr int kMaxLooks = 1000;
 
-__device__ __forceinline__ int num_arrived(uint64_t word) { return static_cast<int>(word & 0xffff); }
-__device__ __forceinline__ int num_seen(uint64_t word) { return static_cast<int>(word >> 16 & 0xffff); }
+__device__ __forceinline__ int num_arrived(uint64_t word) {
+  return static_cast<int>(word & 0xfff);
+}
+__device__ __forceinline__ int num_started(uint64_t word) {
+  return static_cast<int>(word >> 12 & 0xfff);
+}
+__device__ __forceinline__ int num_seen(uint64_t word) { return static_cast<int>(word >> 24 & 0xff); }
 __device__ __forceinline__ uint32_t gave_up(uint64_t word) {
   return static_cast<uint32_t>(word >> kGaveUpBit);
 }
@@ -131,79 +133,112 @@ __device__ __forceinline__ void combine_rows(const RowSink<Traits, Rows>& sink,
   }
 }
 
-// What thread 0 learns on arriving.
-struct Arrival {
-  uint32_t shares;  // to be added up by this CTA, as bits
-  int num_owners;   // that see all CTAs arrive, if this CTA is one of them; else 0
-};
+// The share of a split, as a bit; 0: none.
+__device__ __forceinline__ uint32_t owned_share(int split, int splits, int num_shares) {
+  const int share = splits - 2 - split;
+  return num_shares > 1 && share >= 0 && share < num_shares ? 1u << share : 0;
+}
 
-// Counts an arrival, and waits if this CTA owns a share.
-__device__ __forceinline__ Arrival arrive(uint64_t* word, int split, int splits, int num_shares) {
-  uint64_t seen = ptx::add_acq_rel(word, kArrived);
-  const bool last = num_arrived(seen) == splits - 1;
-  const int owned = splits - 2 - split;  // share of this split, if there is one of that number
-  if (num_shares == 1 || owned < 0 || owned >= num_shares) {
-    if (!last) return {0, 0};
-    if (num_shares == 1 || __popc(gave_up(seen)) == num_shares) ptx::store_relaxed(word, 0);
-    return {num_shares == 1 ? 1 : gave_up(seen), 0};
-  }
-  const uint32_t mine = 1u << owned;
-  if (last) return {mine | gave_up(seen), num_shares - __popc(gave_up(seen))};
-  for (int look = 0; look < kMaxLooks && num_arrived(seen) != splits; ++look) {
+// An owner that arrived too early looks until all have arrived, or gives up. The word at the end.
+__device__ __forceinline__ uint64_t wait_for_others(uint64_t* word, uint64_t seen, int splits,
+                                                    uint32_t mine) {
+  for (int look = 0;
+       look < kMaxLooks && num_arrived(seen) != splits && num_started(seen) == splits; ++look) {
     seen = ptx::load_acquire(word);
   }
   // Each failure is the arrival or the giving up of another CTA, so there are few.
   while (num_arrived(seen) != splits) {
     const uint64_t expected = seen;
-    seen = ptx::compare_and_swap(word, expected, expected | uint64_t{mine} << kGaveUpBit);
-    if (seen == expected) return {0, 0};
+    const uint64_t desired = expected | uint64_t{mine} << kGaveUpBit;
+    seen = ptx::compare_and_swap(word, expected, desired);
+    if (seen == expected) break;
   }
-  return {mine, num_shares - __popc(gave_up(seen))};
+  return seen;
 }
 
-// After the partial results. The barrier before the arrival orders all threads' stores before its
-// release, the one after it all threads' loads behind its acquire.
-template <class Traits, class Rows, class Shared>
-__device__ __forceinline__ void combine(Shared& shared, int row_tile,
-                                        const RowSink<Traits, Rows>& sink) {
-  using Batch = CombineBatch<Traits::kHeadDim>;
-  const SegmentEntry& s = sink.segment;
-  // Opaque to the compiler, which would otherwise compute addresses ahead of the main loop and keep
-  // them in registers that it needs.
-  const Partials partials(ptx::opaque(sink.p.workspace), sink.p, ptx::opaque(sink.launch.rows));
-  const int first_row = row_tile * Traits::kRowTile;
-  const int rows = min_of(Traits::kRowTile, sink.launch.rows - first_row);
-  const CombineShares shares = combine_shares<Traits>(rows, s.num_splits);
-  uint64_t* word = partials.counters + s.first_cta * kMaxRowTiles + row_tile;
-
-  __syncthreads();
-  Arrival arrival{0, 0};
-  if (ptx::thread_index_here() == 0) {
-    arrival = arrive(word, s.split, s.num_splits, shares.count);
-    shared.shares = arrival.shares;
+// The shares that a CTA adds up which owns `mine` and saw all CTAs arrive: its own, and its part of
+// those given up. Nobody gives up any more, so all owners see the same. mine == 0: the last to
+// arrive, which does all if there is no owner left.
+__device__ __forceinline__ uint32_t shares_to_add_up(uint64_t seen, uint32_t mine, int num_shares) {
+  const uint32_t all = num_shares == 32 ? ~0u : (1u << num_shares) - 1;
+  uint32_t abandoned = gave_up(seen);
+  const uint32_t owners = all & ~abandoned;
+  if (mine == 0) return num_shares == 1 || owners == 0 ? all : 0;
+  const int rank = __popc(owners & (mine - 1));
+  const int num_owners = __popc(owners);
+  uint32_t shares = mine;
+  for (int i = 0; abandoned != 0; ++i, abandoned &= abandoned - 1) {
+    if (i % num_owners == rank) shares |= abandoned & -abandoned;
   }
-  __syncthreads();
-  uint64_t before = 0;
-  if (arrival.num_owners > 0) before = ptx::add_relaxed(word, kSeen);
+  return shares;
+}
 
-#pragma unroll 1
-  for (uint32_t todo = shared.shares; todo != 0; todo &= todo - 1) {
-    const int share = __ffs(todo) - 1;
-    const int first = first_row + share * shares.rows;
-    const int num = min_of(shares.rows, first_row + rows - first);
-    switch (Batch::rows(s.num_splits)) {
-      case 4:
-        combine_rows<Traits, Rows, 4, Batch::kSplitsOf4>(sink, partials, first, num);
-        break;
-      case 2:
-        combine_rows<Traits, Rows, 2, Batch::kSplitsOf2>(sink, partials, first, num);
-        break;
-      default:
-        combine_rows<Traits, Rows, 1, Batch::kLoads>(sink, partials, first, num);
+// All threads, when all parts of the CTA are in the workspace. The barriers order all threads'
+// stores before the release of an arrival, and all threads' loads behind its acquire.
+template <class Traits, class Rows, class Shared>
+__device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& launch,
+                                        Shared& shared, int row_tile) {
+  using Batch = CombineBatch<Traits::kHeadDim>;
+  const Partials partials(p.workspace, p, launch.rows);
+  const int first_row = row_tile * Traits::kRowTile;
+  const int rows = min_of(Traits::kRowTile, launch.rows - first_row);
+
+  __syncthreads();
+  // Both arrivals at once, by a warp each, before anything waits.
+  if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < 2) {
+    const int i = threadIdx.x / 32;
+    const SegmentEntry& s = shared.pending[i];
+    if (s.num_splits > 0) {
+      uint64_t* word = unit_word(p.workspace, s.first_cta, row_tile);
+      shared.seen[i] = ptx::add_acq_rel(word, kArrived) + kArrived;
     }
   }
-  if (arrival.num_owners > 0 && num_seen(before) + 1 == arrival.num_owners) {
-    ptx::store_relaxed(word, 0);
+  __syncthreads();
+
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {
+    const SegmentEntry& s = shared.pending[i];
+    const int splits = s.num_splits;
+    if (splits == 0) continue;
+    uint64_t* word = unit_word(p.workspace, s.first_cta, row_tile);
+    const CombineShares shares = combine_shares<Traits>(rows, splits);
+    const uint32_t mine = owned_share(s.split, splits, shares.count);
+    uint64_t seen = shared.seen[i];
+    if (num_arrived(seen) != splits) {
+      if (mine == 0) continue;
+      __syncthreads();  // all have read seen
+      if (threadIdx.x == 0) shared.seen[i] = wait_for_others(word, seen, splits, mine);
+      __syncthreads();
+      seen = shared.seen[i];
+      if (num_arrived(seen) != splits) continue;
+    }
+
+    const uint32_t all = shares_to_add_up(seen, mine, shares.count);
+    if (all == 0) continue;
+    // Of the owners, the one that sees all others count themselves leaves the word at zero.
+    const int num_owners = shares.count - __popc(gave_up(seen));
+    uint64_t before = 0;
+    if (threadIdx.x == 0 && mine != 0) before = ptx::add_relaxed(word, kSeen);
+    const RowSink<Traits, Rows> sink(p, launch, s, partials);
+#pragma unroll 1
+    for (uint32_t todo = all; todo != 0; todo &= todo - 1) {
+      const int share = __ffs(todo) - 1;
+      const int first = first_row + share * shares.rows;
+      const int num = min_of(shares.rows, first_row + rows - first);
+      switch (Batch::rows(splits)) {
+        case 4:
+          combine_rows<Traits, Rows, 4, Batch::kSplitsOf4>(sink, partials, first, num);
+          break;
+        case 2:
+          combine_rows<Traits, Rows, 2, Batch::kSplitsOf2>(sink, partials, first, num);
+          break;
+        default:
+          combine_rows<Traits, Rows, 1, Batch::kLoads>(sink, partials, first, num);
+      }
+    }
+    if (threadIdx.x == 0 && (mine == 0 || num_seen(before) + 1 == num_owners)) {
+      ptx::store_relaxed(word, 0);
+    }
   }
 }
 

@@ -32,7 +32,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
   ptx::let_next_launch_start();
   ptx::wait_for_previous_launch();
-  if (warp == 0) fill_segments(p, shared, true);
+  if (warp == 0) fill_segments<Traits>(p, shared, true);
   __syncthreads();
   // shared.filled changes only between two barriers in next_index: all threads read the same.
   if (shared.filled == 0) return;
@@ -49,7 +49,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     if (at.segment == shared.filled) {
       if (shared.next_unit >= p.bs * p.num_kv_heads) return;
       __syncthreads();  // all have read next_unit
-      if (warp == 0) fill_segments(p, shared, false);
+      if (warp == 0) fill_segments<Traits>(p, shared, false);
       __syncthreads();
       if (at.segment == shared.filled) return;
       enter_segment(shared, at);
@@ -88,12 +88,17 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   for (int stage = 0; math_at.segment < shared.filled;
        stage = stage + 1 == stages ? 0 : stage + 1) {
     const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
+    int in_flight = stages - 2;
     // What comes from global memory comes on its way before anything waits for the tile.
     if (math_at.tile == s.tile_begin) {
       if constexpr (Traits::kQInRegisters) {
         load_q_fragments<Traits, Rows>(p, launch, s, warp_row, q);
       } else {
         load_q_shared<Traits, Rows>(p, launch, s, first_row, smem + Traits::kQOffset);
+        if constexpr (Traits::kQByCopy) {
+          ptx::cp_async_commit();
+          in_flight = 0;
+        }
       }
     }
     const bool masked = (math_at.tile + 1) * kTile > s.committed;
@@ -104,7 +109,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
                                                    first_token, mask);
     }
 
-    ptx::cp_async_wait(stages - 2);
+    ptx::cp_async_wait(in_flight);
     __syncthreads();  // this stage is there, the one before it is free
     next_load(before(stage));
     if (stages == 1) __syncthreads();  // the only ring entry has been read
@@ -128,20 +133,12 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       } else {
         finish_many<Traits, Rows>(first_row, row_group, state, sink);
       }
-      if (!sink.direct()) combine<Traits, Rows>(shared, row_tile, sink);
-      // Here and not where the next segment begins: neither O nor Q then lives in registers while
-      // parts are combined.
+      if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
       state.reset();
-      if constexpr (Traits::kQInRegisters) {
-#pragma unroll
-        for (int d = 0; d < Traits::kHeadDim / 16; ++d) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) q[d][i] = 0;
-        }
-      }
     }
     advance(shared, math_at);
   }
+  combine<Traits, Rows>(p, launch, shared, row_tile);
 }
 
 // Host side of both modes.

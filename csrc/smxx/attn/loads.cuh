@@ -54,20 +54,31 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, Shared& shared, c
                   s.kv_head * p.stride_k_head + in_row;
   const auto* v = static_cast<const typename Traits::Element*>(p.v_cache) +
                   s.kv_head * p.stride_v_head + in_row;
+  constexpr int kPasses = kTile / Traits::kRowsPerPass;
+  constexpr int kBatch = kPasses < Traits::kIndexBatch ? kPasses : Traits::kIndexBatch;
 #pragma unroll
-  for (int pass = 0; pass < kTile / Traits::kRowsPerPass; ++pass) {
-    const int row = first_row + pass * Traits::kRowsPerPass;
-    const int column = at.tile * kTile + row - committed;
-    const bool valid = column < 0 || (column < kMaxWindow && sees(used, column));
-    int64_t slot = 0;
-    if (valid) {
-      const int64_t* index = &shared.slot_index[ring_entry][row];
-      slot = column >= 0 && wide_index ? *index : *reinterpret_cast<const int32_t*>(index);
-      if (static_cast<uint64_t>(slot) >= static_cast<uint64_t>(p.table.num_slots)) slot = 0;
+  for (int first_pass = 0; first_pass < kPasses; first_pass += kBatch) {
+    int64_t slot[kBatch];
+    bool valid[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first_row + (first_pass + i) * Traits::kRowsPerPass;
+      const int column = at.tile * kTile + row - committed;
+      valid[i] = column < 0 || (column < kMaxWindow && sees(used, column));
+      slot[i] = 0;
+      if (valid[i]) {
+        const int64_t* index = &shared.slot_index[ring_entry][row];
+        slot[i] = column >= 0 && wide_index ? *index : *reinterpret_cast<const int32_t*>(index);
+      }
+      if (static_cast<uint64_t>(slot[i]) >= static_cast<uint64_t>(p.table.num_slots)) slot[i] = 0;
     }
-    const uint32_t dst = stage + swizzled_offset(row, chunk, Traits::kRowBytes);
-    ptx::cp_async_16(dst, k + slot * p.stride_k_slot, valid);
-    ptx::cp_async_16(dst + Traits::kHalfStageBytes, v + slot * p.stride_v_slot, valid);
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int row = first_row + (first_pass + i) * Traits::kRowsPerPass;
+      const uint32_t dst = stage + swizzled_offset(row, chunk, Traits::kRowBytes);
+      ptx::cp_async_16(dst, k + slot[i] * p.stride_k_slot, valid[i]);
+      ptx::cp_async_16(dst + Traits::kHalfStageBytes, v + slot[i] * p.stride_v_slot, valid[i]);
+    }
   }
 }
 
@@ -153,7 +164,8 @@ __device__ __forceinline__ void load_q_fragments(const AttnParams& p, const Attn
 
 // The same rows -> shared memory, swizzled, for warps that read them per tile. The warps that share
 // rows load them together: no other warp reads what they write, and in class few, finish_few has
-// barriers behind their last reads. A barrier must follow.
+// barriers behind their last reads. A barrier must follow, and with kQByCopy the end of the copies
+// before it.
 template <class Traits, class Rows>
 __device__ __forceinline__ void load_q_shared(const AttnParams& p, const AttnLaunch& launch,
                                               const SegmentEntry& s, int first_row, char* q) {
@@ -164,14 +176,17 @@ __device__ __forceinline__ void load_q_shared(const AttnParams& p, const AttnLau
   for (int i = threadIdx.x % kThreads; i < kRows * Traits::kChunks; i += kThreads) {
     const int row = row_group * kRows + i / Traits::kChunks;
     const int chunk = i % Traits::kChunks;
-    int4 value = make_int4(0, 0, 0, 0);
-    if (first_row + row < launch.rows) {
-      const RowPlace place = row_place<Rows>(p, launch.group, s, first_row + row);
-      value = *reinterpret_cast<const int4*>(static_cast<const typename Traits::Element*>(p.q) +
-                                             place.row * p.stride_q_row +
-                                             place.head * p.stride_q_head + chunk * 8);
+    const bool valid = first_row + row < launch.rows;
+    const RowPlace place = row_place<Rows>(p, launch.group, s, valid ? first_row + row : 0);
+    const auto* from = static_cast<const typename Traits::Element*>(p.q) +
+                       place.row * p.stride_q_row + place.head * p.stride_q_head + chunk * 8;
+    char* to = q + swizzled_offset(row, chunk, Traits::kRowBytes);
+    if constexpr (Traits::kQByCopy) {
+      ptx::cp_async_16(ptx::smem_address(to), from, valid);
+    } else {
+      *reinterpret_cast<int4*>(to) =
+          valid ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
     }
-    *reinterpret_cast<int4*>(q + swizzled_offset(row, chunk, Traits::kRowBytes)) = value;
   }
 }
 

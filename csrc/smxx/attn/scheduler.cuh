@@ -10,18 +10,42 @@
 
 namespace specfused::smxx {
 
+// One 64-bit word per split unit and row tile in the workspace, found by the unit's first CTA.
+// Bits 0-11: CTAs of the unit that have arrived with their part; 12-23: those that have started;
+// 24-31: owners of shares that have seen all arrive; 32-63: owners that gave up, see combine.cuh.
+// The last CTA to use it leaves it at zero.
+constexpr uint64_t kArrived = 1;
+constexpr uint64_t kStarted = uint64_t{1} << 12;
+constexpr uint64_t kSeen = uint64_t{1} << 24;
+constexpr int kGaveUpBit = 32;
+static_assert(kAttnMaxCtas < 1 << 12);
+
+__device__ __forceinline__ uint64_t* unit_word(void* workspace, int first_cta, int row_tile) {
+  return static_cast<uint64_t*>(workspace) + first_cta * kMaxRowTiles + row_tile;
+}
+
 // Both positive.
 __device__ __forceinline__ int quotient(int a, int b) {
   return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
 }
 
+// All in one round of loads, hence first_request for either number of entries.
+template <KernelClass kClass>
 __device__ __forceinline__ PlanEntry read_plan_entry(const AttnParams& p, int cta) {
   const PlanView plan{p.plan};
+  const int32_t* first_request = p.plan + kPlanHeader + p.bs + 1;
   PlanEntry entry;
   entry.cta = cta;
-  entry.first_request = p.plan[kPlanHeader + p.bs + 1 + cta];
+  entry.first_request = first_request[cta];
   entry.tiles_per_cta = plan.tiles_per_cta();
   const int32_t total = plan.total_tiles();
+  if constexpr (kClass == KernelClass::kMany) {
+    const int32_t of_more = first_request[min_of(cta * kMinTilesOfMany, p.num_ctas - 1)];
+    if (entry.tiles_per_cta < kMinTilesOfMany) {
+      entry.first_request = of_more;
+      entry.tiles_per_cta *= kMinTilesOfMany;
+    }
+  }
   entry.line_begin = min_of(cta * entry.tiles_per_cta, total);
   entry.line_end = min_of(entry.line_begin + entry.tiles_per_cta, total);
   return entry;
@@ -53,7 +77,7 @@ struct LaneRequest {
 // Appends the next units' segments to the table; units of requests that cannot be served are left
 // out. All lanes of one warp call it. The first call starts from the plan entry's first request.
 // Returns how many segments the table got in total; at the end of the line that stops to grow.
-template <class Shared>
+template <class Traits, class Shared>
 __device__ __forceinline__ int fill_segments(const AttnParams& p, Shared& shared, bool first_call) {
   const int lane = threadIdx.x % 32;
   const int heads = p.num_kv_heads;
@@ -65,8 +89,9 @@ __device__ __forceinline__ int fill_segments(const AttnParams& p, Shared& shared
   if (first_call) {
     // Read together with the entry, in the hope that its requests are among the first.
     requests.read(p, 0);
-    entry = read_plan_entry(p, blockIdx.y);
+    entry = read_plan_entry<Traits::kClass>(p, blockIdx.y);
     if (lane == 0) shared.entry = entry;
+    if (lane < 2) shared.pending[lane].num_splits = 0;
     more = entry.first_request < p.bs && entry.line_begin < entry.line_end;
     if (more) {
       if (!requests.hold(p, entry.first_request)) requests.read(p, entry.first_request);
@@ -125,6 +150,9 @@ __device__ __forceinline__ int fill_segments(const AttnParams& p, Shared& shared
       s.unused = 0;
       const int place = filled + __popc(valid_lanes & ((1u << lane) - 1));
       shared.segments[place % kSegmentRing] = s;
+      if (s.num_splits > 1) {
+        ptx::add_relaxed(unit_word(p.workspace, s.first_cta, blockIdx.x), kStarted);
+      }
     }
     added = __popc(valid_lanes);
     filled += added;

@@ -75,16 +75,22 @@ struct AttnTraits {
   static constexpr int kWarpTokens = kTile / kTokenGroups;
   // Tokens between two updates of the maximum: more, and S would not fit beside O in class many.
   static constexpr int kStepTokens = kFew ? 16 : 32;
+  static constexpr KernelClass kClass = kFew ? KernelClass::kFew : KernelClass::kMany;
   static constexpr bool kQInRegisters = attn_q_in_registers(kRowTile, kHeadDim);
   static constexpr int kMinCtasPerSm = kHeadDim == 256                    ? 1
                                        : kHeadDim == 64 && kRowTile <= 64 ? 3
                                                                           : 2;
+  // Q of many rows would otherwise take several rounds of loads through registers.
+  static constexpr bool kQByCopy = !kQInRegisters && !kFew;
 
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kChunks = kRowBytes / 16;  // of one K or V row
   static constexpr int kRowsPerPass = kThreads / kChunks;
   static constexpr int kHalfStageBytes = kTile * kRowBytes;
   static constexpr int kStageBytes = 2 * kHalfStageBytes;  // K, then V
+
+  // Slot indices read from shared memory at once, ahead of the copies that need them.
+  static constexpr int kIndexBatch = kFew ? 8 : 4;
 
   // Shared memory: SharedFront, Q, ring. The XOR of a chunk index needs rows aligned to their size.
   static constexpr int kQOffset = attn_fixed_bytes(kRowTile);
@@ -129,7 +135,9 @@ struct SharedFront {
   PlanEntry entry;
   int32_t filled;     // segments written to the table so far
   int32_t next_unit;  // the unit after them
-  uint32_t shares;    // of the combine, see combine.cuh
+  // See combine.cuh: a split unit that this CTA does not begin, and one that it begins.
+  SegmentEntry pending[2];  // num_splits 0: none
+  uint64_t seen[2];
 };
 
 // Swizzle: 16-byte chunk c of row r is at chunk c ^ (r % 8), so that eight rows of one chunk, which
