@@ -50,7 +50,7 @@ struct RowSink {
   __device__ __forceinline__ bool direct() const { return segment.num_splits == 1; }
 
   __device__ __forceinline__ typename Traits::Element* out_row(int packed) const {
-    const RowPlace place = row_place<Rows>(p, launch.group, segment, packed);
+    const RowPlace place = row_place<Rows>(p, launch, segment, packed);
     return static_cast<typename Traits::Element*>(p.out) + place.row * p.stride_out_row +
            place.head * p.stride_out_head;
   }
@@ -70,7 +70,7 @@ struct RowSink {
 
   __device__ __forceinline__ void put_lse(int packed, float max, float sum) const {
     if (p.lse == nullptr) return;
-    const RowPlace place = row_place<Rows>(p, launch.group, segment, packed);
+    const RowPlace place = row_place<Rows>(p, launch, segment, packed);
     p.lse[place.row * p.num_q_heads + place.head] =
         sum == 0.0f ? -CUDART_INF_F : (max + __log2f(sum)) * kLn2;
   }

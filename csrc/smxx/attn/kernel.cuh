@@ -70,14 +70,17 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   };
   auto before = [&](int stage) { return stage == 0 ? stages - 1 : stage - 1; };
 
-  for (int i = 0; i < max_of(stages - 1, 1); ++i) next_index(i);
-  ptx::cp_async_commit();
-  ptx::cp_async_wait(0);
-  __syncthreads();
-  for (int i = 0; i < stages - 1; ++i) {
-    if (i > 0) __syncthreads();  // ring entry before(i) has been read
-    next_load(i);
-    next_index(before(i));
+  // Indices of the first stages - 1 tiles, then their KV and the indices of as many more.
+  const int ahead = max_of(stages - 1, 1);
+#pragma unroll 1
+  for (int i = 0; i < ahead + stages - 1; ++i) {
+    const int stage = i - ahead;
+    if (stage >= 0) {
+      if (stage == 0) ptx::cp_async_wait(0);
+      __syncthreads();  // the indices are there; ring entry before(stage) has been read
+      next_load(stage);
+    }
+    next_index(stage >= 0 ? before(stage) : i);
     ptx::cp_async_commit();
   }
 
@@ -153,6 +156,7 @@ int launch_attention(Kernel kernel, std::atomic<int>* smem_set, const AttnParams
   AttnLaunch launch;
   launch.stages = config.stages;
   launch.group = p.num_q_heads / p.num_kv_heads;
+  launch.group_inverse = ceil_div(1 << 16, launch.group);
   launch.rows = p.num_rows * launch.group;
   launch.scale_log2 = p.sm_scale * 1.4426950408889634f;
   // The launch overlaps the end of the one before it, see wait_for_previous_launch.

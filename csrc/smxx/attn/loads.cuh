@@ -39,46 +39,62 @@ __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at
 }
 
 // K and V rows of one tile -> stage. Rows that no row of the step may see are zeros, so that they
-// can meet a P of 0 whatever their memory holds; they are not read.
+// can meet a P of 0 whatever their memory holds; they are not read. A slot outside the pool is 0.
 template <class Traits, class Shared>
 __device__ __forceinline__ void load_tile(const AttnParams& p, Shared& shared, const Cursor& at,
                                           int ring_entry, uint32_t stage) {
+  constexpr int kPasses = kTile / Traits::kRowsPerPass;
   const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
   const int chunk = threadIdx.x % Traits::kChunks;
   const int first_row = threadIdx.x / Traits::kChunks;
-  const int committed = s.committed;
-  const bool wide_index = s.window_slots != nullptr;
-  const TreeWord used = s.used;
   const int64_t in_row = chunk * 8;
   const auto* k = static_cast<const typename Traits::Element*>(p.k_cache) +
                   s.kv_head * p.stride_k_head + in_row;
   const auto* v = static_cast<const typename Traits::Element*>(p.v_cache) +
                   s.kv_head * p.stride_v_head + in_row;
-  constexpr int kPasses = kTile / Traits::kRowsPerPass;
-  constexpr int kBatch = kPasses < Traits::kIndexBatch ? kPasses : Traits::kIndexBatch;
+  const int64_t* index = &shared.slot_index[ring_entry][first_row];
+  const uint32_t dst = stage + swizzled_offset(first_row, chunk, Traits::kRowBytes);
+  auto copy = [&](int pass, int64_t slot, bool valid) {
+    const int row = pass * Traits::kRowsPerPass;
+    // The rows of a thread have one swizzle unless a pass has less than eight.
+    const uint32_t to = Traits::kRowsPerPass % 8 == 0
+                            ? dst + row * Traits::kRowBytes
+                            : stage + swizzled_offset(first_row + row, chunk, Traits::kRowBytes);
+    ptx::cp_async_16(to, k + slot * p.stride_k_slot, valid);
+    ptx::cp_async_16(to + Traits::kHalfStageBytes, v + slot * p.stride_v_slot, valid);
+  };
+
+  const int window = s.committed - at.tile * kTile;  // place of window column 0 in the tile
+  if (window >= kTile) {
+    // Indices of a batch are read ahead of the copies that need them.
+    constexpr int kBatch = kPasses < 4 ? kPasses : 4;
+    const auto num_slots = static_cast<uint64_t>(p.table.num_slots);
 #pragma unroll
-  for (int first_pass = 0; first_pass < kPasses; first_pass += kBatch) {
-    int64_t slot[kBatch];
-    bool valid[kBatch];
+    for (int first = 0; first < kPasses; first += kBatch) {
+      int slot[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = first_row + (first_pass + i) * Traits::kRowsPerPass;
-      const int column = at.tile * kTile + row - committed;
-      valid[i] = column < 0 || (column < kMaxWindow && sees(used, column));
-      slot[i] = 0;
-      if (valid[i]) {
-        const int64_t* index = &shared.slot_index[ring_entry][row];
-        slot[i] = column >= 0 && wide_index ? *index : *reinterpret_cast<const int32_t*>(index);
+      for (int i = 0; i < kBatch; ++i) {
+        slot[i] = *reinterpret_cast<const int32_t*>(index + (first + i) * Traits::kRowsPerPass);
       }
-      if (static_cast<uint64_t>(slot[i]) >= static_cast<uint64_t>(p.table.num_slots)) slot[i] = 0;
-    }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int row = first_row + (first_pass + i) * Traits::kRowsPerPass;
-      const uint32_t dst = stage + swizzled_offset(row, chunk, Traits::kRowBytes);
-      ptx::cp_async_16(dst, k + slot[i] * p.stride_k_slot, valid[i]);
-      ptx::cp_async_16(dst + Traits::kHalfStageBytes, v + slot[i] * p.stride_v_slot, valid[i]);
+      for (int i = 0; i < kBatch; ++i) {
+        const bool in_pool = slot[i] >= 0 && static_cast<uint64_t>(slot[i]) < num_slots;
+        copy(first + i, in_pool ? slot[i] : 0, true);
+      }
     }
+    return;
+  }
+  const bool wide_index = s.window_slots != nullptr;
+  const TreeWord used = s.used;
+#pragma unroll 2
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int column = first_row + pass * Traits::kRowsPerPass - window;
+    // The index of a row that is not valid may be anything.
+    const int64_t wide = index[pass * Traits::kRowsPerPass];
+    const bool valid = column < 0 || (column < kMaxWindow && sees(used, max_of(column, 0)));
+    const int64_t slot = column >= 0 && wide_index ? wide : static_cast<int32_t>(wide);
+    const bool in_pool = static_cast<uint64_t>(slot) < static_cast<uint64_t>(p.table.num_slots);
+    copy(pass, valid && in_pool ? slot : 0, valid);
   }
 }
 
@@ -94,7 +110,7 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
     using Element = typename Traits::Element;
     const int64_t first = static_cast<int64_t>(s.request) * num_rows;
     const int kv_head = s.kv_head;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < num_rows * Traits::kChunks; i += Traits::kThreads) {
       const int64_t row = first + i / Traits::kChunks;
       const int in_row = i % Traits::kChunks * 8;
@@ -134,11 +150,11 @@ struct RowPlace {
 };
 
 template <class Rows>
-__device__ __forceinline__ RowPlace row_place(const AttnParams& p, int group, const SegmentEntry& s,
-                                              int packed_row) {
-  const int step_row = packed_row / group;
+__device__ __forceinline__ RowPlace row_place(const AttnParams& p, const AttnLaunch& launch,
+                                              const SegmentEntry& s, int packed_row) {
+  const int step_row = row_of(launch, packed_row);
   return {static_cast<int64_t>(s.request) * Rows::num_rows(p) + step_row,
-          s.kv_head * group + packed_row - step_row * group};
+          s.kv_head * launch.group + packed_row - step_row * launch.group};
 }
 
 // Query rows -> the A fragments of a warp with one row block. Rows behind the last are zeros.
@@ -151,7 +167,7 @@ __device__ __forceinline__ void load_q_fragments(const AttnParams& p, const Attn
   for (int half = 0; half < 2; ++half) {
     const int packed = first_row + lane / 4 + 8 * half;
     const bool valid = packed < launch.rows;
-    const RowPlace place = row_place<Rows>(p, launch.group, s, valid ? packed : 0);
+    const RowPlace place = row_place<Rows>(p, launch, s, valid ? packed : 0);
     const auto* from = static_cast<const typename Traits::Element*>(p.q) +
                        place.row * p.stride_q_row + place.head * p.stride_q_head + lane % 4 * 2;
 #pragma unroll
@@ -177,7 +193,7 @@ __device__ __forceinline__ void load_q_shared(const AttnParams& p, const AttnLau
     const int row = row_group * kRows + i / Traits::kChunks;
     const int chunk = i % Traits::kChunks;
     const bool valid = first_row + row < launch.rows;
-    const RowPlace place = row_place<Rows>(p, launch.group, s, valid ? first_row + row : 0);
+    const RowPlace place = row_place<Rows>(p, launch, s, valid ? first_row + row : 0);
     const auto* from = static_cast<const typename Traits::Element*>(p.q) +
                        place.row * p.stride_q_row + place.head * p.stride_q_head + chunk * 8;
     char* to = q + swizzled_offset(row, chunk, Traits::kRowBytes);

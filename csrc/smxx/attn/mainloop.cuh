@@ -119,11 +119,11 @@ struct WarpTile {
 
   // What row (block b, half h) sees: bit 8 n + i is this lane's column i of token block n.
   template <class Rows>
-  static __device__ __forceinline__ uint64_t look_up(const AttnParams& p, int group,
+  static __device__ __forceinline__ uint64_t look_up(const AttnParams& p, const AttnLaunch& launch,
                                                      const SegmentEntry& segment, int tile,
                                                      int packed_row, int first_token) {
     const int lane = threadIdx.x % 32;
-    const int row = (packed_row + lane / 4) / group;
+    const int row = row_of(launch, packed_row + lane / 4);
     const TreeWord word =
         row < Rows::num_rows(p) ? Rows::word(p, segment.request, row) & segment.used : 0;
     return visible_positions(word, segment.committed, tile) >> (first_token + lane % 4 * 2);
@@ -232,7 +232,7 @@ struct WarpTile {
 #pragma unroll
       for (int i = 0; i < 2 * kBlocks; ++i) {
         mask.visible[i / 2][i % 2] =
-            look_up<Rows>(p, launch.group, segment, tile, first_packed + 8 * i, first_token);
+            look_up<Rows>(p, launch, segment, tile, first_packed + 8 * i, first_token);
       }
     }
   }
@@ -253,7 +253,7 @@ struct WarpTile {
         for (int i = 0; i < 2 * kBlocks; ++i) {
           const uint64_t row = kEarlyMask
                                    ? early.visible[kEarlyMask ? i / 2 : 0][i % 2]
-                                   : look_up<Rows>(p, launch.group, segment, tile,
+                                   : look_up<Rows>(p, launch, segment, tile,
                                                    first_packed + 8 * i, first_token);
           mask(row >> step, i / 2, i % 2, s);
         }

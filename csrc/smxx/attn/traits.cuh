@@ -89,9 +89,6 @@ struct AttnTraits {
   static constexpr int kHalfStageBytes = kTile * kRowBytes;
   static constexpr int kStageBytes = 2 * kHalfStageBytes;  // K, then V
 
-  // Slot indices read from shared memory at once, ahead of the copies that need them.
-  static constexpr int kIndexBatch = kFew ? 8 : 4;
-
   // Shared memory: SharedFront, Q, ring. The XOR of a chunk index needs rows aligned to their size.
   static constexpr int kQOffset = attn_fixed_bytes(kRowTile);
   static constexpr int kRingOffset = attn_smem_bytes(kRowTile, kHeadDim, 0);
@@ -106,9 +103,16 @@ struct AttnTraits {
 struct AttnLaunch {
   int32_t stages;
   int32_t group;     // query heads per KV head
+  int32_t group_inverse;  // see row_of
   int32_t rows;      // packed rows of a unit
   float scale_log2;  // sm_scale / ln 2: exp2 instead of exp
 };
+
+// Step row of a packed row: packed_row / group. Exact for packed_row * group < 65536 with the
+// inverse rounded up, and there are at most 1024 + 127 packed rows in groups of at most 16.
+__device__ __forceinline__ int row_of(const AttnLaunch& launch, int packed_row) {
+  return packed_row * launch.group_inverse >> 16;
+}
 
 // A place among the tiles of the segment table. The same in all threads of a CTA.
 struct Cursor {
