@@ -62,10 +62,6 @@ constexpr int attn_residency(const AttnDevice& device, int smem_bytes) {
   return smem_bytes > device.smem_per_block ? 0 : device.smem_per_sm / (smem_bytes + 1024);
 }
 
-// A CTA of class many takes this many plan entries together where an entry has fewer tiles: parts
-// of many rows cost more to combine. From the class and the plan alone, as a row's bits must be.
-constexpr int kMinTilesOfMany = 2;
-
 // CTAs of a plan. Depends on the device and head_dim only, so one plan serves every step.
 constexpr int attn_plan_ctas(const AttnDevice& device, int head_dim) {
   int per_sm = attn_wanted_ctas_per_sm(head_dim);

@@ -36,9 +36,7 @@ __device__ __forceinline__ uint64_t load_acquire(const uint64_t* word) {
 // Orders nothing; the old value is waited for only where it is used.
 __device__ __forceinline__ uint64_t add_relaxed(uint64_t* word, uint64_t value) {
   uint64_t old;
-  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;"
-               : "=l"(old)
-               : "l"(word), "l"(value));
+  asm volatile("atom.add.relaxed.gpu.global.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value));
   return old;
 }
 

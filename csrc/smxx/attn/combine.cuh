@@ -2,13 +2,14 @@
 // From the partial results of a unit to its result: the rows of each row tile are added up over all
 // splits, in split order, by CTAs that have nothing else left to do.
 //
-// A CTA has parts of at most two units, those that cross a border of its plan entry, and looks at
-// both when all of its tiles are done. One CTA alone reads about 64 bytes a cycle out of L2, so many
-// rows are cut into shares. The owners of the shares are the last splits of the unit but its tail,
-// whose CTAs go no further. They wait for the other splits if all of these have started: a started
-// CTA arrives without waiting for anything, so the wait ends. Otherwise, or when it takes very long,
-// an owner gives up and says so; the owners that saw all CTAs arrive divide its share, and where
-// none did the last CTA to arrive adds up all. Nothing of the result depends on who does what.
+// A CTA has parts of at most two units, those that cross a border of its plan entry. It says so
+// when a part is done (arrives), and adds up when all of its tiles are done. One CTA alone reads
+// about 64 bytes a cycle out of L2, so many rows are cut into shares. The owners of the shares are
+// the last splits of the unit but its tail, whose CTAs go no further. They wait for the other
+// splits if nearly all of these have started, and give up otherwise or after a bounded time, so
+// nothing depends on which CTAs run at once. The owners that saw all CTAs arrive divide the shares
+// given up; where none did, the last CTA to arrive adds up all. Nothing of the result depends on
+// who does what.
 #pragma once
 
 #include "epilogue.cuh"
@@ -18,15 +19,15 @@ namespace specfused::smxx {
 constexpr int kMaxShares = 32;
 
 // Looks at the word before an owner gives up, each about 0.5 us.
-constexpr int kMaxLooks = 1000;
+constexpr int kMaxLooks = 100;
 
-__device__ __forceinline__ int num_arrived(uint64_t word) {
-  return static_cast<int>(word & 0xfff);
-}
+__device__ __forceinline__ int num_arrived(uint64_t word) { return static_cast<int>(word & 0xfff); }
 __device__ __forceinline__ int num_started(uint64_t word) {
   return static_cast<int>(word >> 12 & 0xfff);
 }
-__device__ __forceinline__ int num_seen(uint64_t word) { return static_cast<int>(word >> 24 & 0xff); }
+__device__ __forceinline__ int num_seen(uint64_t word) {
+  return static_cast<int>(word >> 24 & 0xff);
+}
 __device__ __forceinline__ uint32_t gave_up(uint64_t word) {
   return static_cast<uint32_t>(word >> kGaveUpBit);
 }
@@ -49,6 +50,11 @@ struct CombineShares {
   int count;  // 1: the last CTA to arrive does it all and nobody waits
   int rows;   // of one share
 };
+
+template <class Traits>
+__device__ __forceinline__ int rows_of_tile(const AttnLaunch& launch, int row_tile) {
+  return min_of(Traits::kRowTile, launch.rows - row_tile * Traits::kRowTile);
+}
 
 // A pass: what the threads of a CTA add up with one row each in flight, times the rows of a batch.
 template <class Traits>
@@ -133,6 +139,26 @@ __device__ __forceinline__ void combine_rows(const RowSink<Traits, Rows>& sink,
   }
 }
 
+// One thread, behind a barrier after the CTA's stores of the part. Once only.
+template <class Shared>
+__device__ __forceinline__ void arrive(const AttnParams& p, Shared& shared, int i, int row_tile) {
+  const SegmentEntry& s = shared.pending[i];
+  if (s.num_splits == 0 || shared.seen[i] != 0) return;
+  uint64_t* word = unit_word(p.workspace, s.first_cta, row_tile);
+  shared.seen[i] = ptx::add_acq_rel(word, kArrived) + kArrived;
+}
+
+// When a CTA goes on to its second unit. Whoever is last adds up alone where there are no shares,
+// so it should not be last for both of its units; with shares the time of an arrival would be lost.
+template <class Traits, class Shared>
+__device__ __forceinline__ void arrive_early(const AttnParams& p, const AttnLaunch& launch,
+                                             Shared& shared, int row_tile) {
+  const int rows = rows_of_tile<Traits>(launch, row_tile);
+  if (combine_shares<Traits>(rows, shared.pending[0].num_splits).count == 1) {
+    arrive(p, shared, 0, row_tile);
+  }
+}
+
 // The share of a split, as a bit; 0: none.
 __device__ __forceinline__ uint32_t owned_share(int split, int splits, int num_shares) {
   const int share = splits - 2 - split;
@@ -143,7 +169,8 @@ __device__ __forceinline__ uint32_t owned_share(int split, int splits, int num_s
 __device__ __forceinline__ uint64_t wait_for_others(uint64_t* word, uint64_t seen, int splits,
                                                     uint32_t mine) {
   for (int look = 0;
-       look < kMaxLooks && num_arrived(seen) != splits && num_started(seen) == splits; ++look) {
+       look < kMaxLooks && num_arrived(seen) != splits && 4 * num_started(seen) >= 3 * splits;
+       ++look) {
     seen = ptx::load_acquire(word);
   }
   // Each failure is the arrival or the giving up of another CTA, so there are few.
@@ -181,18 +208,11 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
   using Batch = CombineBatch<Traits::kHeadDim>;
   const Partials partials(p.workspace, p, launch.rows);
   const int first_row = row_tile * Traits::kRowTile;
-  const int rows = min_of(Traits::kRowTile, launch.rows - first_row);
+  const int rows = rows_of_tile<Traits>(launch, row_tile);
 
   __syncthreads();
-  // Both arrivals at once, by a warp each, before anything waits.
-  if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < 2) {
-    const int i = threadIdx.x / 32;
-    const SegmentEntry& s = shared.pending[i];
-    if (s.num_splits > 0) {
-      uint64_t* word = unit_word(p.workspace, s.first_cta, row_tile);
-      shared.seen[i] = ptx::add_acq_rel(word, kArrived) + kArrived;
-    }
-  }
+  // By a warp each, before anything waits.
+  if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < 2) arrive(p, shared, threadIdx.x / 32, row_tile);
   __syncthreads();
 
 #pragma unroll 1

@@ -12,9 +12,9 @@ constexpr float kLn2 = 0.693147180559945309f;
 // Partial results in the workspace, behind the counters: O not normalised, max as an exponent of 2.
 struct Partials {
   uint64_t* counters;  // [plan entry, row tile]
-  float2* stats;  // [slot, packed row] max, sum
-  float* o;       // [slot, packed row, head_dim]
-  int64_t rows;   // packed rows of a unit
+  float2* stats;       // [slot, packed row] max, sum
+  float* o;            // [slot, packed row, head_dim]
+  int64_t rows;        // packed rows of a unit
 
   __device__ __forceinline__ Partials(void* workspace, const AttnParams& p, int64_t packed_rows) {
     auto* base = static_cast<char*>(workspace);

@@ -32,7 +32,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
   ptx::let_next_launch_start();
   ptx::wait_for_previous_launch();
-  if (warp == 0) fill_segments<Traits>(p, shared, true);
+  if (warp == 0) fill_segments(p, shared, true);
   __syncthreads();
   // shared.filled changes only between two barriers in next_index: all threads read the same.
   if (shared.filled == 0) return;
@@ -49,7 +49,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     if (at.segment == shared.filled) {
       if (shared.next_unit >= p.bs * p.num_kv_heads) return;
       __syncthreads();  // all have read next_unit
-      if (warp == 0) fill_segments<Traits>(p, shared, false);
+      if (warp == 0) fill_segments(p, shared, false);
       __syncthreads();
       if (at.segment == shared.filled) return;
       enter_segment(shared, at);
@@ -91,9 +91,10 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   for (int stage = 0; math_at.segment < shared.filled;
        stage = stage + 1 == stages ? 0 : stage + 1) {
     const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
+    const bool segment_begins = math_at.tile == s.tile_begin;
     int in_flight = stages - 2;
     // What comes from global memory comes on its way before anything waits for the tile.
-    if (math_at.tile == s.tile_begin) {
+    if (segment_begins) {
       if constexpr (Traits::kQInRegisters) {
         load_q_fragments<Traits, Rows>(p, launch, s, warp_row, q);
       } else {
@@ -114,6 +115,9 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
     ptx::cp_async_wait(in_flight);
     __syncthreads();  // this stage is there, the one before it is free
+    if (segment_begins && math_at.segment == 1 && threadIdx.x == 0) {
+      arrive_early<Traits>(p, launch, shared, row_tile);
+    }
     next_load(before(stage));
     if (stages == 1) __syncthreads();  // the only ring entry has been read
     next_index(before(before(stage)));

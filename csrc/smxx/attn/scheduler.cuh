@@ -29,23 +29,13 @@ __device__ __forceinline__ int quotient(int a, int b) {
   return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
 }
 
-// All in one round of loads, hence first_request for either number of entries.
-template <KernelClass kClass>
 __device__ __forceinline__ PlanEntry read_plan_entry(const AttnParams& p, int cta) {
   const PlanView plan{p.plan};
-  const int32_t* first_request = p.plan + kPlanHeader + p.bs + 1;
   PlanEntry entry;
   entry.cta = cta;
-  entry.first_request = first_request[cta];
+  entry.first_request = p.plan[kPlanHeader + p.bs + 1 + cta];
   entry.tiles_per_cta = plan.tiles_per_cta();
   const int32_t total = plan.total_tiles();
-  if constexpr (kClass == KernelClass::kMany) {
-    const int32_t of_more = first_request[min_of(cta * kMinTilesOfMany, p.num_ctas - 1)];
-    if (entry.tiles_per_cta < kMinTilesOfMany) {
-      entry.first_request = of_more;
-      entry.tiles_per_cta *= kMinTilesOfMany;
-    }
-  }
   entry.line_begin = min_of(cta * entry.tiles_per_cta, total);
   entry.line_end = min_of(entry.line_begin + entry.tiles_per_cta, total);
   return entry;
@@ -77,7 +67,7 @@ struct LaneRequest {
 // Appends the next units' segments to the table; units of requests that cannot be served are left
 // out. All lanes of one warp call it. The first call starts from the plan entry's first request.
 // Returns how many segments the table got in total; at the end of the line that stops to grow.
-template <class Traits, class Shared>
+template <class Shared>
 __device__ __forceinline__ int fill_segments(const AttnParams& p, Shared& shared, bool first_call) {
   const int lane = threadIdx.x % 32;
   const int heads = p.num_kv_heads;
@@ -89,9 +79,12 @@ __device__ __forceinline__ int fill_segments(const AttnParams& p, Shared& shared
   if (first_call) {
     // Read together with the entry, in the hope that its requests are among the first.
     requests.read(p, 0);
-    entry = read_plan_entry<Traits::kClass>(p, blockIdx.y);
+    entry = read_plan_entry(p, blockIdx.y);
     if (lane == 0) shared.entry = entry;
-    if (lane < 2) shared.pending[lane].num_splits = 0;
+    if (lane < 2) {
+      shared.pending[lane].num_splits = 0;
+      shared.seen[lane] = 0;
+    }
     more = entry.first_request < p.bs && entry.line_begin < entry.line_end;
     if (more) {
       if (!requests.hold(p, entry.first_request)) requests.read(p, entry.first_request);

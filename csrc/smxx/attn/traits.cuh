@@ -75,7 +75,6 @@ struct AttnTraits {
   static constexpr int kWarpTokens = kTile / kTokenGroups;
   // Tokens between two updates of the maximum: more, and S would not fit beside O in class many.
   static constexpr int kStepTokens = kFew ? 16 : 32;
-  static constexpr KernelClass kClass = kFew ? KernelClass::kFew : KernelClass::kMany;
   static constexpr bool kQInRegisters = attn_q_in_registers(kRowTile, kHeadDim);
   static constexpr int kMinCtasPerSm = kHeadDim == 256                    ? 1
                                        : kHeadDim == 64 && kRowTile <= 64 ? 3
@@ -102,10 +101,10 @@ struct AttnTraits {
 // What the host derives once per launch.
 struct AttnLaunch {
   int32_t stages;
-  int32_t group;     // query heads per KV head
+  int32_t group;          // query heads per KV head
   int32_t group_inverse;  // see row_of
-  int32_t rows;      // packed rows of a unit
-  float scale_log2;  // sm_scale / ln 2: exp2 instead of exp
+  int32_t rows;           // packed rows of a unit
+  float scale_log2;       // sm_scale / ln 2: exp2 instead of exp
 };
 
 // Step row of a packed row: packed_row / group. Exact for packed_row * group < 65536 with the
@@ -141,7 +140,7 @@ struct SharedFront {
   int32_t next_unit;  // the unit after them
   // See combine.cuh: a split unit that this CTA does not begin, and one that it begins.
   SegmentEntry pending[2];  // num_splits 0: none
-  uint64_t seen[2];
+  uint64_t seen[2];         // its word on arrival; 0: not arrived
 };
 
 // Swizzle: 16-byte chunk c of row r is at chunk c ^ (r % 8), so that eight rows of one chunk, which
