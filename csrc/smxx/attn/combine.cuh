@@ -2,14 +2,14 @@
 // From the partial results of a unit to its result: the rows of each row tile are added up over all
 // splits, in split order, by CTAs that have nothing else left to do.
 //
-// A CTA has parts of at most two units, those that cross a border of its plan entry. It says so
-// when a part is done (arrives), and adds up when all of its tiles are done. One CTA alone reads
-// about 64 bytes a cycle out of L2, so many rows are cut into shares. The owners of the shares are
-// the last splits of the unit but its tail, whose CTAs go no further. They wait for the other
-// splits if nearly all of these have started, and give up otherwise or after a bounded time, so
-// nothing depends on which CTAs run at once. The owners that saw all CTAs arrive divide the shares
-// given up; where none did, the last CTA to arrive adds up all. Nothing of the result depends on
-// who does what.
+// A CTA has parts of at most two units, those that cross a border of its plan entry. It announces
+// its parts (arrives) and adds up when all of its tiles are done. One CTA alone reads about 64
+// bytes a cycle out of L2, so many rows are cut into shares. The owners of the shares are the last
+// splits of the unit but its tail, whose CTAs go no further. They wait for the other splits if
+// nearly all of these have started, and give up otherwise or after a bounded time, so nothing
+// depends on which CTAs run at once. The owners that saw all CTAs arrive divide the shares given
+// up; where none did, the last CTA to arrive adds up all. Nothing of the result depends on who does
+// what.
 #pragma once
 
 #include "epilogue.cuh"
