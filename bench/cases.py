@@ -76,7 +76,7 @@ class PlanCase:
 
 @dataclass(frozen=True)
 class CommitCase:
-    """The end of a greedy step over trees of `w` nodes, KV of all layers included."""
+    """The end of a step over trees of `w` nodes, KV of all layers included."""
 
     bs: int
     w: int
@@ -86,24 +86,27 @@ class CommitCase:
     dtype: str = "bf16"
     vocab: int | None = None  # None: targets are given
     logits_dtype: str = "f32"  # what SGLang's logits processor hands on
+    sample: bool = False  # from the logits at a temperature; else their argmax
+    hidden: int = 0  # elements of a hidden state that moves with the KV (EAGLE-3: 3 x 4096)
 
     @property
     def kind(self) -> str:
         if self.vocab is None:
             return "targets"
         suffix = "" if self.logits_dtype == "f32" else f"-{self.logits_dtype}"
-        return f"argmax-v{self.vocab}{suffix}"
+        return f"{'sample' if self.sample else 'argmax'}-v{self.vocab}{suffix}"
 
     @property
     def id(self) -> str:
         return (
             f"commit/bs{self.bs}/w{self.w}/l{self.layers}/hkv{self.hkv}/d{self.d}/{self.dtype}"
-            f"/{self.kind}"
+            f"/{self.kind}" + (f"/hidden{self.hidden}" if self.hidden else "")
         )
 
     @property
     def label(self) -> str:
-        return f"commit bs {self.bs:3d} w {self.w:2d} l {self.layers:2d} {self.dtype} {self.kind}"
+        kind = self.kind + (f" +hidden {self.hidden}" if self.hidden else "")
+        return f"commit bs {self.bs:3d} w {self.w:2d} l {self.layers:2d} {self.dtype} {kind}"
 
     @property
     def max_path(self) -> int:
@@ -150,6 +153,9 @@ def _commit() -> list[Case]:
     for bs, w in itertools.product((1, 16, 64, 128), (16, 64)):
         cases.append(CommitCase(bs, w))
         cases += [CommitCase(bs, w, vocab=128256, logits_dtype=t) for t in ("f32", "bf16")]
+        cases.append(CommitCase(bs, w, vocab=128256, sample=True))
+        if w == 16:
+            cases.append(CommitCase(bs, w, hidden=3 * 4096))
     return cases
 
 
@@ -157,7 +163,7 @@ def _quick() -> list[Case]:
     shapes = ((1, 8192, 1), (1, 8192, 16), (16, 8192, 4), (64, 4096, 1), (64, 4096, 4))
     cases: list[Case] = [AttnCase(*s) for s in (*shapes, (64, 4096, 16), (64, 4096, 64))]
     cases += [PlanCase(64, 4096), CommitCase(1, 16), CommitCase(64, 16)]
-    return cases + [CommitCase(16, 16, vocab=128256)]
+    return cases + [CommitCase(16, 16, vocab=128256, sample=sample) for sample in (False, True)]
 
 
 def _cpu_attn() -> list[Case]:
@@ -169,7 +175,9 @@ def _cpu_attn() -> list[Case]:
 
 def _cpu_commit() -> list[Case]:
     small = {"layers": 2, "hkv": 2, "d": 64, "dtype": "f32"}
-    return [CommitCase(4, 16, **small), CommitCase(2, 16, vocab=4096, **small)]
+    logits = {"vocab": 4096, **small}
+    cases = [CommitCase(4, 16, **small), CommitCase(4, 16, hidden=256, **small)]
+    return cases + [CommitCase(2, 16, sample=sample, **logits) for sample in (False, True)]
 
 
 def suite(name: str, device: str) -> list[Case]:

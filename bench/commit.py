@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commit cases: trees with a random accepted path per request, KV of all layers, our one launch.
+"""Commit cases: trees with a random accepted path per request, KV of all layers, our one op.
 
 Each data set has its own trees, tokens and window slots in one pool, so the rows that move are not
 in the L2. Repeating a set moves the same rows again: same bytes, same path.
@@ -12,7 +12,7 @@ import torch
 
 import specfused
 from bench.attn import DTYPES
-from bench.cases import CommitCase
+from bench.cases import ELEMENT_BYTES, CommitCase
 from bench.timing import Harness
 
 MAX_SETS = 640
@@ -59,6 +59,9 @@ class CommitSet:
     out_cache_loc: torch.Tensor
     seq_lens: torch.Tensor
     logits: torch.Tensor | None
+    coins: torch.Tensor | None
+    coins_final: torch.Tensor | None
+    hidden: torch.Tensor | None
     accept_index: torch.Tensor
     outputs: dict[str, torch.Tensor]
 
@@ -87,8 +90,9 @@ class CommitData:
         self.bytes = int(self._moved_bytes(self.moved_rows)) + case.logits_bytes
 
     def _moved_bytes(self, rows: float) -> float:
-        """Read once, written once, in K and V of every layer."""
-        return rows * 2 * self.case.layers * self.case.row_bytes * 2
+        """Read once, written once, in K and V of every layer and in the hidden states."""
+        kv = 2 * self.case.layers * self.case.row_bytes
+        return rows * (kv + self.case.hidden * ELEMENT_BYTES[self.case.dtype]) * 2
 
     def _make_set(self, window: torch.Tensor, rng: random.Random) -> CommitSet:
         c, device = self.case, self.device
@@ -117,7 +121,17 @@ class CommitData:
         if c.vocab is not None:
             logits = torch.empty((c.bs * c.w, c.vocab), dtype=DTYPES[c.logits_dtype], device=device)
             logits.normal_(generator=self.generator)
-            logits.scatter_(1, choice.view(-1, 1), 30.0)
+            logits.scatter_(1, choice.view(-1, 1), 30.0)  # a probability of 1 in float32
+
+        def coins(*shape):  # off the ends, where 1 and 1 - 1e-8 decide alike
+            if not c.sample:
+                return None
+            return torch.empty(shape, device=device).uniform_(0.1, 0.9, generator=self.generator)
+
+        hidden = None
+        if c.hidden:
+            hidden = torch.empty(c.bs * c.w, c.hidden, dtype=DTYPES[c.dtype], device=device)
+            hidden.normal_(generator=self.generator)
         return CommitSet(
             paths=paths,
             draft_tokens=ints(drafts),
@@ -127,6 +141,9 @@ class CommitData:
             out_cache_loc=window.contiguous(),
             seq_lens=ints([rng.randint(16, 128) for _ in range(c.bs)]),
             logits=logits,
+            coins=coins(c.bs, c.w),
+            coins_final=coins(c.bs),
+            hidden=hidden,
             accept_index=out(c.bs, c.max_path),
             outputs={
                 "num_correct_drafts": out(c.bs),
@@ -134,6 +151,10 @@ class CommitData:
                 "accept_tokens": out(c.bs, c.max_path),
                 "bonus_tokens": out(c.bs),
                 "new_seq_lens": out(c.bs, dtype=torch.int64),
+                "next_token_ids": out(c.bs * c.w, dtype=torch.int64),
+                "select_index": out(c.bs, dtype=torch.int64),
+                "positions": out(c.bs * c.w, dtype=torch.int64),
+                "invalid_logits": out(c.bs),
             },
         )
 
@@ -154,14 +175,20 @@ class CommitData:
         """Runs the implementation on set 0: what differs from the drawn paths, or None."""
         c, s = self.case, self.sets[0]
         before = self.rows()
+        hidden = None if s.hidden is None else s.hidden.clone()
         result = impl.launch(0)
         after = self.rows()
+        moved = result.get("hidden", s.hidden)  # in place, or first rows of a copy
         expected = torch.full((c.bs, c.max_path), -1, dtype=torch.int64)
         for r, path in enumerate(s.paths):
             for j, node in enumerate(path):
                 expected[r, j] = r * c.w + node
                 if not torch.equal(after[:, r * c.w + j], before[:, r * c.w + node]):
                     return f"KV of request {r}, path position {j}"
+                if hidden is not None and not torch.equal(
+                    moved[r * c.w + j], hidden[r * c.w + node]
+                ):
+                    return f"hidden state of request {r}, path position {j}"
         lens = torch.tensor([len(p) for p in s.paths])
         drafted = s.draft_tokens.view(-1).cpu()
         bonus = torch.full((c.bs,), UNDRAFTED)
@@ -182,7 +209,7 @@ class CommitData:
 
 
 class SpecFusedCommit:
-    """Our commit: one launch."""
+    """Our commit: one launch, two with logits."""
 
     name = "specfused"
     eager = False
@@ -200,6 +227,7 @@ class SpecFusedCommit:
         if c.vocab is not None:
             size = specfused.ops.commit_workspace_bytes(c.bs, c.w, c.vocab)
             self.workspace = torch.zeros(size, dtype=torch.uint8, device=data.device)
+        self.temperatures = torch.ones(c.bs, device=data.device) if c.sample else None
 
     def launch(self, i: int) -> dict[str, torch.Tensor]:
         s = self.data.sets[i]
@@ -218,6 +246,10 @@ class SpecFusedCommit:
             kv_row_bytes=self.kv_row_bytes,
             num_slots=self.num_slots,
             workspace=self.workspace,
+            hidden_states=s.hidden,
+            temperatures=self.temperatures,
+            coins=s.coins,
+            coins_final=s.coins_final,
         )
         return {"accept_index": s.accept_index, **s.outputs}
 

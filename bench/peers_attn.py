@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import torch
 
+from bench import fa3_library
 from bench.attn import AttnData, visible
 from bench.cases import AttnCase
 
@@ -215,13 +216,22 @@ class SglangTriton(Peer):
 
 
 class Fa3(Peer):
-    """FlashAttention 3 of sgl-kernel, SGLang's default on Hopper; always a chain."""
+    """FlashAttention 3, SGLang's default on Hopper, of sgl-kernel or of a library; always a chain.
+
+    As SGLang calls it, decode has its tile schedule made once per step, verify once per layer.
+    """
 
     name = "fa3"
     chain_only = True
 
     def available(self, device: torch.device) -> str | None:
-        return _needs_cuda(device, "sgl_kernel.flash_attn")
+        if not fa3_library.present():
+            return _needs_cuda(device, "sgl_kernel.flash_attn")
+        return _needs_cuda(device) or fa3_library.reason()
+
+    def applies(self, case: AttnCase) -> bool:
+        of_library = (case.dtype, case.d) == ("bf16", 128) and case.page % fa3_library.PAGE_OF_TMA
+        return super().applies(case) and bool(of_library or not fa3_library.present())
 
     def prepare(self, data: AttnData):
         c = data.case
@@ -232,11 +242,46 @@ class Fa3(Peer):
             (s.table[data.req_pool_indices, :: c.page] // c.page).int().contiguous()
             for s in data.sets
         ]
+        self.forward, self.schedule = None, None
+        max_pages = self.page_tables[0].shape[1]
+        heads = {"num_heads": c.hq, "num_heads_k": c.hkv}
+        if fa3_library.present():
+            self.forward = fa3_library.Forward(
+                self.cache_seqlens,
+                self.cu_seqlens_q,
+                metadata_once=c.w == 1,
+                bs=c.bs,
+                total_q=c.bs * c.w,
+                max_seqlen_q=c.w,
+                page_size=c.page,
+                num_pages=data.sets[0].k.shape[0] // c.page,
+                max_pages=max_pages,
+                num_splits=0,
+                **heads,
+            )
+        elif c.w == 1:
+            from sgl_kernel.flash_attn import get_scheduler_metadata
+
+            self.schedule = get_scheduler_metadata(
+                batch_size=c.bs,
+                max_seqlen_q=1,
+                max_seqlen_k=max_pages * c.page,
+                headdim=c.d,
+                cache_seqlens=self.cache_seqlens,
+                cu_seqlens_q=self.cu_seqlens_q,
+                qkv_dtype=data.dtype,
+                page_size=c.page,
+                causal=True,
+                **heads,
+            )
 
     def launch(self, i: int) -> torch.Tensor:
+        data, s, c = self.data, self.data.sets[i], self.data.case
+        if self.forward is not None:
+            self.forward.launch(s.out, s.q, s.k, s.v, self.page_tables[i], data.scale)
+            return s.out
         from sgl_kernel.flash_attn import flash_attn_with_kvcache
 
-        data, s, c = self.data, self.data.sets[i], self.data.case
         return flash_attn_with_kvcache(
             q=s.q,
             k_cache=s.k.view(-1, c.page, c.hkv, c.d),
@@ -247,6 +292,7 @@ class Fa3(Peer):
             max_seqlen_q=c.w,
             softmax_scale=data.scale,
             causal=True,
+            scheduler_metadata=self.schedule,
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What SGLang 0.5.17's EAGLE worker calls between the logits and the next draft (greedy, topk > 1).
+"""What SGLang 0.5.17's EAGLE worker calls between the logits and the next draft (topk > 1).
 
 The functions are SGLang's own, in the order of `eagle_sample` and `run_eagle_verify`; only the
 objects around them (batch, allocator, KV pool) are stand-ins that hold the bench's tensors.
@@ -29,6 +29,7 @@ class SglangCommit:
         pool = self._pool(data)
         self.allocator = SimpleNamespace(get_kvcache=lambda: pool)
         self.retrieve_index = torch.arange(c.bs * c.w, device=device).view(c.bs, c.w)
+        self.temperatures = torch.ones(c.bs, 1, device=device)
         self.batches = []
         for s in data.sets:
             context = int(s.seq_lens.max()) + c.w
@@ -72,34 +73,39 @@ class SglangCommit:
         from sglang.srt.utils.async_probe import sanitize_nan_logits
 
         data, s, c = self.data, self.data.sets[i], self.data.case
-        target = s.targets
         if s.logits is not None:
             sanitize_nan_logits(s.logits, "bench")
-            target = torch.argmax(s.logits, dim=-1).reshape(c.bs, c.w)
         predict = torch.zeros(c.bs * c.w, dtype=torch.int32, device=data.device)
         accept_index = torch.full((c.bs, c.max_path), -1, dtype=torch.int32, device=data.device)
         num_correct_drafts = torch.empty((c.bs,), dtype=torch.int32, device=data.device)
-        predict, accept_index, num_correct_drafts = verify_tree_greedy_func(
-            predicts=predict,
-            accept_index=accept_index,
-            accept_token_num=num_correct_drafts,
-            candidates=s.draft_tokens,
-            retrieve_index=self.retrieve_index,
-            retrieve_next_token=s.next_token,
-            retrieve_next_sibling=s.next_sibling,
-            target_predict=target,
-        )
+        if c.sample:
+            self._sample(s, predict, accept_index, num_correct_drafts)
+        else:
+            target = s.targets
+            if s.logits is not None:
+                target = torch.argmax(s.logits, dim=-1).reshape(c.bs, c.w)
+            predict, accept_index, num_correct_drafts = verify_tree_greedy_func(
+                predicts=predict,
+                accept_index=accept_index,
+                accept_token_num=num_correct_drafts,
+                candidates=s.draft_tokens,
+                retrieve_index=self.retrieve_index,
+                retrieve_next_token=s.next_token,
+                retrieve_next_sibling=s.next_sibling,
+                target_predict=target,
+            )
         accept_lens = num_correct_drafts + 1
         new_seq_lens = s.seq_lens + accept_lens
         accept_tokens = predict[accept_index]
         bonus_tokens = torch.empty_like(accept_lens, dtype=torch.int32)
         fill_bonus_tokens_func(accept_tokens, accept_lens, bonus_tokens, c.max_path, c.bs)
+        logits_output = SimpleNamespace(hidden_states=s.hidden)
         _finalize_accept_tree_path(
             self.batches[i],
             accept_index,
             accept_lens,
             predict,
-            SimpleNamespace(hidden_states=None),
+            logits_output,
             c.bs,
             token_to_kv_pool_allocator=self.allocator,
             num_draft_tokens=c.w,
@@ -110,7 +116,32 @@ class SglangCommit:
             "accept_tokens": accept_tokens,
             "bonus_tokens": bonus_tokens,
             "new_seq_lens": new_seq_lens,
+            "hidden": logits_output.hidden_states,
         }
+
+    def _sample(self, s, predict, accept_index, num_correct_drafts):
+        """Its sampled branch without top-k and top-p; the coins are given."""
+        from sgl_kernel import tree_speculative_sampling_target_only
+
+        c = self.data.case
+        temperatures = torch.repeat_interleave(self.temperatures, c.w, dim=0)
+        target_probs = torch.softmax(s.logits / temperatures, dim=-1).reshape(c.bs, c.w, -1)
+        tree_speculative_sampling_target_only(
+            predicts=predict,
+            accept_index=accept_index,
+            accept_token_num=num_correct_drafts,
+            candidates=s.draft_tokens,
+            retrive_index=self.retrieve_index,
+            retrive_next_token=s.next_token,
+            retrive_next_sibling=s.next_sibling,
+            uniform_samples=s.coins,
+            uniform_samples_for_final_sampling=s.coins_final,
+            target_probs=target_probs,
+            draft_probs=torch.zeros_like(target_probs),
+            threshold_single=1.0,
+            threshold_acc=1.0,
+            deterministic=True,
+        )
 
 
 class SglangCommitGraph(SglangCommit):

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import specfused
+from bench import fa3_library
 
 OURS = "specfused"
 PACKAGES = {
@@ -86,6 +87,7 @@ def make_meta(device: torch.device, argv: list[str], harness, yard) -> dict:
         "threads": None if cuda else torch.get_num_threads(),
     }
     meta |= {name: version(*names) for name, names in PACKAGES.items()}
+    meta["fa3_library"] = fa3_library.source()
     if cuda:
         meta["driver"] = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     return meta

@@ -42,6 +42,7 @@ set(SPECFUSED_SMXX_SOURCES
   csrc/smxx/attn/instantiations/verify_fp16_d64.cu
   csrc/smxx/bench.cu
   csrc/smxx/commit/commit.cu
+  csrc/smxx/commit/sample.cu
   csrc/smxx/device.cu
   csrc/smxx/plan.cu
   csrc/smxx/tree_words.cu)

@@ -66,29 +66,40 @@ SPECFUSED_HD int64_t full_mask_offset(int64_t committed_before, int64_t committe
   return width * (committed_before + width * request) + row * (committed + width) + committed;
 }
 
-// Greedy acceptance (EAGLE, arXiv 2401.15077): from the root, take the child whose token is the
-// target's choice at the current node, until none is. Writes the accepted nodes, root first, to
-// path[0..max_path) and returns num_correct_drafts. Of equal siblings the first counts. Links that
+// From the root, goes on to the first child that accept(node, child) takes, until none is. Writes
+// the accepted nodes, root first, to path[0..max_path) and returns num_correct_drafts. Links that
 // do not point forward end the walk, so it terminates on any input.
 // next_token == nullptr: the tree is a chain.
-SPECFUSED_HD int walk_greedy(const int64_t* next_token, const int64_t* next_sibling,
-                             const int64_t* draft_tokens, const int64_t* targets, int width,
-                             int max_path, int32_t* path) {
+template <class Accept>
+SPECFUSED_HD int walk_tree(const int64_t* next_token, const int64_t* next_sibling, int width,
+                           int max_path, int32_t* path, Accept&& accept) {
   int node = 0;
   int count = 0;
   path[0] = 0;
   while (count + 1 < max_path) {
     int64_t child = next_token == nullptr ? node + 1 : next_token[node];
     int64_t floor = node;
-    while (child > floor && child < width && draft_tokens[child] != targets[node]) {
+    while (child > floor && child < width && !accept(node, static_cast<int>(child))) {
       floor = child;
       child = next_token == nullptr ? -1 : next_sibling[child];
     }
     if (child <= floor || child >= width) break;
-    node = int(child);
+    node = static_cast<int>(child);
     path[++count] = node;
   }
   return count;
 }
+
+// Greedy acceptance (EAGLE, arXiv 2401.15077): the child whose token is the target's choice at the
+// current node. Of equal siblings the first counts. target(node) is asked for visited nodes only.
+template <class Target>
+struct GreedyAccept {
+  const int64_t* draft_tokens;
+  Target target;
+
+  SPECFUSED_HD bool operator()(int node, int child) const {
+    return draft_tokens[child] == target(node);
+  }
+};
 
 }  // namespace specfused

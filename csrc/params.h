@@ -50,10 +50,16 @@ struct KvTable {
   int64_t num_slots;         // rows of every buffer
 };
 
-// commit: targets -> walk -> bookkeeping -> KV rows to the front of the window.
+// commit: choice of the target -> walk -> bookkeeping -> KV and hidden rows to the front.
+// One of logits, targets and target_probs is given; with coins the choice is sampled.
 struct CommitParams {
   const void* logits;            // [bs * W, vocab] or null
-  const int64_t* targets;        // [bs * W], given instead of logits
+  const int64_t* targets;        // [bs * W] or null
+  const float* target_probs;     // [bs * W, vocab] or null
+  const float* draft_probs;      // [bs, draft_prob_rows, vocab] or null: target-only rejection
+  const float* temperatures;     // [bs], with logits and coins
+  const float* coins;            // [bs, W] or null: greedy; a node's coin decides on its children
+  const float* coins_final;      // [bs] for the bonus token
   const int64_t* draft_tokens;   // [bs * W]; entry 0 of a request is the root
   const int64_t* next_token;     // [bs, W] first child, or null: chain
   const int64_t* next_sibling;   // [bs, W]
@@ -65,14 +71,25 @@ struct CommitParams {
   int32_t* accept_tokens;        // [bs, max_path] emitted tokens in path order, -1 behind them
   int32_t* bonus_tokens;         // [bs] the last emitted token, root of the next step
   int64_t* new_seq_lens;         // [bs] seq_lens + accept_lens
-  void* workspace;               // commit_workspace_bytes, with logits; CUDA only
+  void* next_token_ids;          // [bs * W] emitted tokens at r * W + j, 0 behind; or null
+  int64_t* select_index;         // [bs] r * W + accept_lens - 1; or null
+  int64_t* positions;            // [bs * W] seq_lens + j; or null
+  int32_t* invalid_logits;       // [bs] 1: a visited row cannot be used; or null
+  char* hidden_states;           // [bs * W] rows, moved as the KV rows are; or null
+  void* workspace;               // commit_workspace_bytes, unless targets are given; CUDA only
   KvTable kv;
   int64_t stride_logits_row;
+  int64_t stride_target_probs_row;
+  int64_t stride_draft_probs_request, stride_draft_probs_row;
+  int64_t stride_hidden_bytes;  // between rows of hidden_states
+  int64_t hidden_row_bytes;
+  int64_t vocab;
   int32_t bs;
   int32_t width;     // W = num_draft_tokens
   int32_t max_path;  // most rows a path can have: draft steps + 1
-  int64_t vocab;
+  float threshold_single, threshold_acc;
   DType logits_dtype;
+  bool token_ids_are_int32;  // next_token_ids; else int64
 };
 
 // compact: the KV part of commit alone, from an earlier decision.

@@ -39,9 +39,25 @@ SPECFUSED_HD int32_t argmax_splits(int64_t rows, int64_t vocab) {
   return static_cast<int32_t>(min_of(wanted, most));
 }
 
-// One key per row and slice; 0 when targets are given.
-SPECFUSED_HD int64_t commit_workspace_bytes(int64_t rows, int64_t vocab, bool has_targets) {
-  return has_targets ? 0 : rows * argmax_splits(rows, vocab) * 8;
+// Slices of a row that is sampled from. From the vocabulary alone, so that the sums of a row have
+// the same bits in every batch; a warp holds one slice per lane.
+constexpr int32_t kMaxSampleSlices = 32;
+
+SPECFUSED_HD int32_t sample_slices(int64_t vocab) {
+  return static_cast<int32_t>(min_of<int64_t>(max_of<int64_t>(vocab / 4096, 1), kMaxSampleSlices));
+}
+
+// Elements of a slice, all but the last: rows that start on 16 bytes have slices that do.
+SPECFUSED_HD int64_t slice_length(int64_t vocab, int64_t slices) {
+  return ceil_div<int64_t>(ceil_div(vocab, slices), 8) * 8;
+}
+
+// Per row and slice a key and, where it is sampled from, a sum; per request and slice the mass of
+// the residual. One bound for every way to choose.
+SPECFUSED_HD int64_t commit_workspace_bytes(int64_t bs, int64_t width, int64_t vocab) {
+  const int64_t rows = bs * width;
+  const int64_t slices = sample_slices(vocab);
+  return max_of(rows * argmax_splits(rows, vocab) * 8, rows * slices * 16) + bs * slices * 8;
 }
 
 }  // namespace specfused

@@ -170,12 +170,30 @@ def commit(
     kv_row_bytes: Tensor | None = None,
     num_slots: int = 0,
     workspace: Tensor | None = None,
+    hidden_states: Tensor | None = None,
+    next_token_ids: Tensor | None = None,
+    select_index: Tensor | None = None,
+    positions: Tensor | None = None,
+    invalid_logits: Tensor | None = None,
+    temperatures: Tensor | None = None,
+    target_probs: Tensor | None = None,
+    draft_probs: Tensor | None = None,
+    coins: Tensor | None = None,
+    coins_final: Tensor | None = None,
+    threshold_single: float = 1.0,
+    threshold_acc: float = 1.0,
 ) -> None:
-    """Ends a greedy step: target choice, tree walk, bookkeeping, accepted KV rows to the front.
+    """Ends a step: target choice, tree walk, bookkeeping, accepted KV and hidden rows to the front.
 
-    From the root the walk takes the child whose token is the target's choice at the current node;
-    of equal siblings the first counts. Accepted row j moves from the slot of its node to the slot
-    of window column j, in every buffer of the table; a chain moves nothing.
+    Without coins the walk takes the child whose token is the target's choice at the current node;
+    of equal siblings the first counts. With coins siblings are asked in order, the probabilities of
+    their distinct tokens add up, and one with p > 0 is taken if coins[parent] < sum / threshold_acc
+    or p >= threshold_single; the bonus token is drawn by coins_final from the last row without the
+    rejected tokens. With draft_probs the first child alone is asked, taken if 0 < q <= 1 and
+    coins[parent] * q < p; after a rejection the bonus token is of max(p - q, 0). Equal inputs give
+    equal decisions, and every emitted token is in the vocabulary, whatever the coins are.
+
+    Accepted row j moves from the slot of its node to that of window column j, in every buffer.
 
     Args:
         draft_tokens: [bs, W] int64; column 0 is the root (the last emitted token).
@@ -187,15 +205,33 @@ def commit(
         accept_tokens: [bs, P] int32 out; the emitted tokens in path order, -1 behind.
         bonus_tokens: [bs] int32 out; the last emitted token, root of the next step.
         new_seq_lens: [bs] int64 out; seq_lens + accept_lens.
-        logits: [bs*W, vocab] float32, bfloat16 or float16; the choice is argmax, ties to the lowest
-            id, NaN counts as largest (torch.argmax).
-        targets: [bs, W] int64, instead of logits.
+        logits: [bs*W, vocab] float32, bfloat16 or float16; the greedy choice is argmax, ties to the
+            lowest id, NaN counts as largest (torch.argmax).
+        targets: [bs, W] int64 greedy choices, instead of logits.
         retrieve_next_token, retrieve_next_sibling: [bs, W] int64 links, -1 = none; None: chain.
         out_cache_loc: [bs*W] int64, slots that the verify step wrote. Needed with kv_ptrs.
         kv_ptrs, kv_row_bytes, num_slots: from `kv_table`; without them no KV moves.
-        workspace: [commit_workspace_bytes(bs, W, vocab)] uint8; needed on CUDA with logits.
+        workspace: [commit_workspace_bytes(bs, W, vocab)] uint8; needed on CUDA without targets.
+        hidden_states: [bs*W, H] float32, bfloat16 or float16, mutated: row r*W + j becomes row
+            accept_index[r, j] for j < accept_lens[r]; rows behind stay.
+        next_token_ids: [bs*W] int64 or int32 out; emitted tokens at r*W + j for j < accept_lens[r],
+            0 behind.
+        select_index: [bs] int64 out; r*W + accept_lens[r] - 1, the last accepted row.
+        positions: [bs*W] int64 out; seq_lens[r] + j.
+        invalid_logits: [bs] int32 out; 1 if the largest logit of a visited row is NaN or infinite
+            (a sampled walk ends there, with the argmax) or a probability that was read is NaN,
+            infinite or negative (it counts as 0; read are drafted tokens, and all of the last row).
+        temperatures: [bs] float32 above 0; softmax(logits / temperature) is the target's
+            distribution. Needed with logits and coins.
+        target_probs: [bs*W, vocab] float32, instead of logits, with coins.
+        draft_probs: [bs, W-1 or more, vocab] float32; row i is what the child of node i was drawn
+            from. Chains (topk 1) only.
+        coins: [bs, W] float32 in [0, 1); makes the step a sampled one.
+        coins_final: [bs] float32 in [0, 1).
+        threshold_single, threshold_acc: 1 keeps the target's distribution; less accepts more.
 
-    Method: greedy tree verification of EAGLE (arXiv 2401.15077) and SpecInfer (arXiv 2305.09781).
+    Method: tree verification of EAGLE (arXiv 2401.15077) and SpecInfer (arXiv 2305.09781);
+    speculative sampling (arXiv 2211.17192) for draft_probs; thresholds are SGLang's.
     """
     _ops.commit.default(
         draft_tokens,
@@ -215,6 +251,18 @@ def commit(
         kv_row_bytes=kv_row_bytes,
         num_slots=num_slots,
         workspace=workspace,
+        hidden_states=hidden_states,
+        next_token_ids=next_token_ids,
+        select_index=select_index,
+        positions=positions,
+        invalid_logits=invalid_logits,
+        temperatures=temperatures,
+        target_probs=target_probs,
+        draft_probs=draft_probs,
+        coins=coins,
+        coins_final=coins_final,
+        threshold_single=threshold_single,
+        threshold_acc=threshold_acc,
     )
 
 
@@ -338,7 +386,7 @@ def attn_workspace_bytes(num_ctas: int, rows_per_kv_head: int, head_dim: int) ->
 
 
 def commit_workspace_bytes(bs: int, num_draft_tokens: int, vocab: int) -> int:
-    """Bytes of the workspace that `commit` needs with logits; it needs no initial value."""
+    """Bytes of the workspace of `commit` unless targets are given; it needs no initial value."""
     return _ops.commit_workspace_bytes.default(bs, num_draft_tokens, vocab)
 
 

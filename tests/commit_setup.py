@@ -14,16 +14,20 @@ OUTPUTS = (
     "accept_tokens",
     "bonus_tokens",
     "new_seq_lens",
+    "next_token_ids",
+    "select_index",
+    "positions",
+    "invalid_logits",
 )
 
 
-def outputs(bs, path, device):
-    """Poisoned, so that what is not written shows."""
+def outputs(bs, path, device, width=None):
+    """Poisoned, so that what is not written shows. With the width: optional ones too."""
 
     def poison(*shape, dtype=torch.int32):
         return torch.full(shape, -99, dtype=dtype, device=device)
 
-    return {
+    out = {
         "accept_index": poison(bs, path),
         "num_correct_drafts": poison(bs),
         "accept_lens": poison(bs),
@@ -31,6 +35,14 @@ def outputs(bs, path, device):
         "bonus_tokens": poison(bs),
         "new_seq_lens": poison(bs, dtype=torch.int64),
     }
+    if width is not None:
+        out |= {
+            "next_token_ids": poison(bs * width, dtype=torch.int64),
+            "select_index": poison(bs, dtype=torch.int64),
+            "positions": poison(bs * width, dtype=torch.int64),
+            "invalid_logits": poison(bs),
+        }
+    return out
 
 
 def int64s(values, device):
@@ -40,7 +52,7 @@ def int64s(values, device):
 def run(draft, targets, device, *, links=None, path=None, lengths=None, **kv):
     """commit with given targets; returns the outputs as lists."""
     bs, width = len(draft), len(draft[0])
-    out = outputs(bs, path or width, device)
+    out = outputs(bs, path or width, device, width)
     lengths = lengths or [10 * r for r in range(bs)]
     if links is not None:
         kv["retrieve_next_token"] = int64s(links[0], device)
@@ -55,25 +67,35 @@ def run(draft, targets, device, *, links=None, path=None, lengths=None, **kv):
     return {name: tensor.tolist() for name, tensor in out.items()}
 
 
+def bookkeeping(paths, tokens, lengths, width, max_path, invalid=None):
+    """Every output from the accepted nodes and the emitted tokens of each request."""
+    want = {name: [] for name in OUTPUTS}
+    for r, (nodes, emitted) in enumerate(zip(paths, tokens, strict=True)):
+        count, rest = len(nodes), [-1] * (max_path - len(nodes))
+        want["accept_index"].append([r * width + node for node in nodes] + rest)
+        want["accept_tokens"].append(emitted + rest)
+        want["num_correct_drafts"].append(count - 1)
+        want["accept_lens"].append(count)
+        want["bonus_tokens"].append(emitted[-1])
+        want["new_seq_lens"].append(lengths[r] + count)
+        want["next_token_ids"] += emitted + [0] * (width - count)
+        want["select_index"].append(r * width + count - 1)
+        want["positions"] += [lengths[r] + j for j in range(width)]
+        want["invalid_logits"].append(invalid[r] if invalid else 0)
+    return want
+
+
 def expected(draft, targets, links=None, path=None, lengths=None):
     """(outputs, paths) by the reference walk."""
     bs, width = len(draft), len(draft[0])
     path = path or width
     lengths = lengths or [10 * r for r in range(bs)]
-    want, paths = {name: [] for name in OUTPUTS}, []
+    paths = []
     for r in range(bs):
         pair = (links[0][r], links[1][r]) if links else (None, None)
-        nodes = reference.greedy_path(*pair, draft[r], targets[r], path)
-        tokens = [targets[r][node] for node in nodes]
-        rest = [-1] * (path - len(nodes))
-        want["accept_index"].append([r * width + node for node in nodes] + rest)
-        want["accept_tokens"].append(tokens + rest)
-        want["num_correct_drafts"].append(len(nodes) - 1)
-        want["accept_lens"].append(len(nodes))
-        want["bonus_tokens"].append(tokens[-1])
-        want["new_seq_lens"].append(lengths[r] + len(nodes))
-        paths.append(nodes)
-    return want, paths
+        paths.append(reference.greedy_path(*pair, draft[r], targets[r], path))
+    tokens = [[targets[r][node] for node in nodes] for r, nodes in enumerate(paths)]
+    return bookkeeping(paths, tokens, lengths, width, path), paths
 
 
 def random_tree_batch(rng, bs, width):

@@ -45,7 +45,7 @@ SIZE = "{}.size({}) must be {} ({}, set by {}), got {}"
 
 def array_rows(name, dtype, rank, *, last_only=False, bad=None):
     """Dtype, rank and stride checks that most arguments have."""
-    names = {I64: "int64", I32: "int32", torch.uint8: "uint8", F32: "float32"}
+    names = {I64: "int64", I32: "int32", torch.uint8: "uint8", F32: "float32", F64: "float64"}
     wrong = bad or (I32 if dtype == I64 else I64)
     return [
         ({name: other(wrong)}, DTYPE.format(name, names[dtype], names[wrong])),
@@ -191,100 +191,6 @@ TABLES = {
         *BOTH,
         *rows_of(2),
         ({"q": sized(3, 4, 64)}, "q must have 2 rows (bs x rows per request), got 3"),
-    ],
-    "commit": [
-        *array_rows("draft_tokens", I64, 2),
-        *array_rows("seq_lens", I64, 1),
-        *array_rows("accept_index", I32, 2),
-        *array_rows("accept_tokens", I32, 2),
-        *array_rows("num_correct_drafts", I32, 1),
-        *array_rows("accept_lens", I32, 1),
-        *array_rows("bonus_tokens", I32, 1),
-        *array_rows("new_seq_lens", I64, 1),
-        *array_rows("targets", I64, 2),
-        *array_rows("retrieve_next_token", I64, 2),
-        *array_rows("retrieve_next_sibling", I64, 2),
-        *(
-            ({name: shorter(0)}, SIZE.format(name, 0, 2, "bs", "draft_tokens", 1))
-            for name in (
-                "seq_lens",
-                "accept_index",
-                "accept_tokens",
-                "num_correct_drafts",
-                "accept_lens",
-                "bonus_tokens",
-                "new_seq_lens",
-                "targets",
-                "retrieve_next_token",
-                "retrieve_next_sibling",
-            )
-        ),
-        *(
-            ({name: shorter(1)}, SIZE.format(name, 1, 4, "num_draft_tokens", "draft_tokens", 3))
-            for name in ("targets", "retrieve_next_token", "retrieve_next_sibling")
-        ),
-        (
-            {"draft_tokens": sized(2, 65)},
-            "draft_tokens must have 1 to 64 nodes per request, got 65",
-        ),
-        ({"draft_tokens": sized(2, 0)}, "draft_tokens must have 1 to 64 nodes per request, got 0"),
-        ({"accept_index": sized(2, 0)}, "accept_index must have room for the root, got 0 columns"),
-        (
-            {"accept_tokens": sized(2, 3)},
-            SIZE.format("accept_tokens", 1, 4, "longest path", "accept_index", 3),
-        ),
-        (
-            {"targets": value(None)},
-            "targets must be given if and only if logits are not, got neither",
-        ),
-        (
-            {"logits": value(torch.zeros(8, 5))},
-            "targets must be given if and only if logits are not, got both",
-        ),
-        (
-            {"retrieve_next_token": value(None)},
-            "retrieve_next_sibling must be given with retrieve_next_token, got one of them",
-        ),
-        (
-            {"retrieve_next_sibling": value(None)},
-            "retrieve_next_sibling must be given with retrieve_next_token, got one of them",
-        ),
-        ({"workspace": value(torch.zeros(9))}, DTYPE.format("workspace", "uint8", "float32")),
-        ({"workspace": value(torch.zeros(9, 1).byte())}, RANK.format("workspace", 1, 2)),
-        ({"workspace": value(torch.zeros(9).byte()[::2])}, CONTIGUOUS.format("workspace")),
-    ],
-    "commit_with_logits": [
-        ({"logits": other(F64)}, "logits must be float32 or bfloat16 or float16, got float64"),
-        ({"logits": flat}, RANK.format("logits", 2, 1)),
-        ({"logits": strided}, LAST.format("logits")),
-        (
-            {"logits": shorter(0)},
-            SIZE.format("logits", 0, 8, "bs x num_draft_tokens", "draft_tokens", 7),
-        ),
-        (
-            {"logits": sized(8, 0)},
-            "logits must have a vocabulary of 1 to 2^31 - 1 entries, got 0",
-        ),
-    ],
-    "commit_with_kv": [
-        (
-            {"kv_ptrs": value(None)},
-            "kv_row_bytes must be given with kv_ptrs, got kv_row_bytes alone",
-        ),
-        ({"kv_row_bytes": value(None)}, "kv_row_bytes must be given with kv_ptrs, got None"),
-        *array_rows("kv_ptrs", I64, 1),
-        *array_rows("kv_row_bytes", I64, 1),
-        (
-            {"kv_row_bytes": sized(3)},
-            SIZE.format("kv_row_bytes", 0, 2, "K and V buffers", "kv_ptrs", 3),
-        ),
-        ({"num_slots": value(0)}, "num_slots must be the slots of every buffer, got 0"),
-        ({"out_cache_loc": value(None)}, "out_cache_loc must be given with kv_ptrs, got None"),
-        *array_rows("out_cache_loc", I64, 1),
-        (
-            {"out_cache_loc": shorter(0)},
-            SIZE.format("out_cache_loc", 0, 8, "bs x num_draft_tokens", "draft_tokens", 7),
-        ),
     ],
     "compact": [
         *array_rows("accept_index", I32, 2),

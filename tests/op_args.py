@@ -103,6 +103,35 @@ def commit_with_logits(device="cpu"):
     return commit(device, logits=True)
 
 
+def commit_with_outputs(device="cpu", logits=True):
+    """Every optional output, and hidden rows."""
+    args = commit(device, logits=logits)
+    rows = BS * WIDTH
+    return args | {
+        "hidden_states": torch.randn(rows, 24, dtype=torch.bfloat16, device=device),
+        "next_token_ids": torch.zeros(rows, dtype=torch.int64, device=device),
+        "select_index": torch.zeros(BS, dtype=torch.int64, device=device),
+        "positions": torch.zeros(rows, dtype=torch.int64, device=device),
+        "invalid_logits": torch.zeros(BS, dtype=torch.int32, device=device),
+    }
+
+
+def commit_sampled(device="cpu"):
+    return commit_with_outputs(device) | {
+        "temperatures": torch.ones(BS, device=device),
+        "coins": torch.rand(BS, WIDTH, device=device),
+        "coins_final": torch.rand(BS, device=device),
+    }
+
+
+def commit_with_probs(device="cpu"):
+    args = commit_sampled(device)
+    del args["temperatures"]
+    args["target_probs"] = args.pop("logits").softmax(1)
+    args["draft_probs"] = torch.rand(BS, WIDTH - 1, VOCAB, device=device).softmax(2)
+    return args
+
+
 def compact(device="cpu", bs=BS, width=WIDTH):
     args = kv(device, bs, width)
     args["out_cache_loc"] = args["out_cache_loc"].view(bs, width)
@@ -151,6 +180,9 @@ CALLS = {  # id -> (op, arguments)
     "commit": ("commit", commit),
     "commit with logits": ("commit", commit_with_logits),
     "commit with kv": ("commit", commit_with_kv),
+    "commit with outputs": ("commit", commit_with_outputs),
+    "commit sampled": ("commit", commit_sampled),
+    "commit with probs": ("commit", commit_with_probs),
     "compact": ("compact", compact),
     "plan": ("plan", plan),
     "tree_words_from_links": ("tree_words_from_links", tree_words_from_links),

@@ -42,14 +42,19 @@ def test_hand_written(name, device):
     batch = links and ([links[0]] * 3, [links[1]] * 3)
     got = run([draft] * 3, [targets] * 3, device, links=batch, path=path, lengths=[7, 0, 1 << 40])
     tokens = [targets[node] for node in nodes]
-    rest = [-1] * (path - len(nodes))
+    rest, behind = [-1] * (path - len(nodes)), [0] * (len(draft) - len(nodes))
+    starts = (7, 0, 1 << 40)
     assert got == {
         "accept_index": [[r * len(draft) + node for node in nodes] + rest for r in range(3)],
         "num_correct_drafts": [len(nodes) - 1] * 3,
         "accept_lens": [len(nodes)] * 3,
         "accept_tokens": [tokens + rest] * 3,
         "bonus_tokens": [tokens[-1]] * 3,
-        "new_seq_lens": [start + len(nodes) for start in (7, 0, 1 << 40)],
+        "new_seq_lens": [start + len(nodes) for start in starts],
+        "next_token_ids": (tokens + behind) * 3,
+        "select_index": [r * len(draft) + len(nodes) - 1 for r in range(3)],
+        "positions": [start + j for start in starts for j in range(len(draft))],
+        "invalid_logits": [0] * 3,
     }
 
 
@@ -119,7 +124,7 @@ def test_ties_take_the_lowest_index(dtype, device, rng):
 
 @pytest.mark.parametrize("dtype", LOGIT_DTYPES)
 def test_unusual_logits(dtype, device, rng):
-    """-inf rows, +inf, NaN first and last, -0 beside 0: always a token of the vocabulary."""
+    """-inf rows, +inf, NaN first and last, -0 beside 0: a token of the vocabulary, and the flag."""
     vocab = 9001
     inf, nan = float("inf"), float("nan")
     base = torch.randn(10, vocab, generator=rng).to(dtype)
@@ -137,9 +142,21 @@ def test_unusual_logits(dtype, device, rng):
     base[8] = torch.finfo(dtype).min
     base[9, 0] = nan
     want = [0, 0, 17, 5000, vocab - 1, vocab - 1, 0, 40, 0, 0]
-    got = run([[-5] for _ in range(10)], base.to(device), device)["bonus_tokens"]
-    assert got == want
+    got = run([[-5] for _ in range(10)], base.to(device), device)
+    assert got["bonus_tokens"] == want
+    assert got["invalid_logits"] == [1, 1, 1, 1, 1, 0, 0, 1, 0, 1]
     assert reference.first_argmax(base) == want
+
+
+@pytest.mark.parametrize("path,flag", [(2, 0), (3, 1)])
+def test_only_visited_rows_are_flagged(path, flag, device):
+    """Node 1 is accepted, node 2 behind a depth limit of 2 is not, node 3 is rejected."""
+    logits = torch.zeros(4, 50)
+    logits[0, 5], logits[1, 6], logits[2, 7] = 3, 3, float("inf")
+    logits[3] = float("nan")
+    got = run([[0, 5, 6, 8]], logits.to(device), device, path=path)
+    assert got["accept_index"] == [list(range(path))]
+    assert got["invalid_logits"] == [flag]
 
 
 def test_large_tokens(device):

@@ -163,10 +163,15 @@ def test_core_imports_only_torch():
 
 
 def test_policy_is_plain_python():
-    policy = ROOT / "specfused/policy.py"
-    if not policy.exists():
-        pytest.skip("no policy.py yet")
-    assert not set(imported(policy)) - set(sys.stdlib_module_names)
+    """Nothing but the standard library and itself; no clock, and no float through libm."""
+    paths = under("specfused/policy/")
+    assert len(paths) >= 4
+    for path in paths:
+        strangers = set(imported(path)) - set(sys.stdlib_module_names) - {"specfused"}
+        assert not strangers, f"{name(path)}: {strangers}"
+        assert not {"time", "datetime", "random", "os"} & set(imported(path)), name(path)
+    assert not lines_with(r"from specfused(?!\.policy)|import specfused", paths)
+    assert not lines_with(r"math\.(?!isfinite)|\*\* ?0\.", paths)
 
 
 def test_sglang_versions_only_in_compat():

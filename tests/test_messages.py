@@ -5,15 +5,19 @@ import op_args
 import pytest
 import torch
 from message_tables import I32, TABLES, strided, value
+from message_tables_commit import TABLES as COMMIT_TABLES
 
 from specfused import ops
 
 OPS = {
     "commit_with_logits": "commit",
     "commit_with_kv": "commit",
+    "commit_with_outputs": "commit",
+    "commit_sampled": "commit",
+    "commit_with_probs": "commit",
     "full_mask": "tree_words_from_mask",
 }
-ROWS = [(call, *row) for call, rows in TABLES.items() for row in rows]
+ROWS = [(call, *row) for call, rows in (TABLES | COMMIT_TABLES).items() for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +113,8 @@ def test_cuda_shapes_and_workspaces(cuda):
         with pytest.raises(RuntimeError) as error:
             ops.verify_attn(**args)
         assert str(error.value) == f"verify_attn: {said}"
-    for op, call in [("verify_attn", "verify_attn"), ("commit", "commit_with_logits")]:
+    calls = ("commit_with_logits", "commit_sampled", "commit_with_probs")
+    for op, call in [("verify_attn", "verify_attn"), *(("commit", call) for call in calls)]:
         for given in (None, 1):
             args = getattr(op_args, call)(cuda)
             needed = args["workspace"].numel()

@@ -30,7 +30,12 @@ SCHEMAS = {
     "Tensor(e!) bonus_tokens, Tensor(f!) new_seq_lens, *, Tensor? logits=None, "
     "Tensor? targets=None, Tensor? retrieve_next_token=None, "
     "Tensor? retrieve_next_sibling=None, Tensor? out_cache_loc=None, Tensor? kv_ptrs=None, "
-    "Tensor? kv_row_bytes=None, int num_slots=0, Tensor(g!)? workspace=None) -> ()",
+    "Tensor? kv_row_bytes=None, int num_slots=0, Tensor(g!)? workspace=None, "
+    "Tensor(h!)? hidden_states=None, Tensor(i!)? next_token_ids=None, "
+    "Tensor(j!)? select_index=None, Tensor(k!)? positions=None, Tensor(l!)? invalid_logits=None, "
+    "Tensor? temperatures=None, Tensor? target_probs=None, Tensor? draft_probs=None, "
+    "Tensor? coins=None, Tensor? coins_final=None, float threshold_single=1., "
+    "float threshold_acc=1.) -> ()",
     "compact": "(Tensor kv_ptrs, Tensor kv_row_bytes, int num_slots, Tensor out_cache_loc, "
     "Tensor accept_index, Tensor accept_lens) -> ()",
     "plan": "(Tensor seq_lens, int num_kv_heads, int num_ctas, Tensor(a!) out, *, "

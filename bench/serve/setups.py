@@ -71,7 +71,7 @@ def tiny(cuda: bool) -> Model:
     from specfused import models
 
     engine = {"skip_tokenizer_init": True, "mem_fraction_static": 0.3}
-    engine["dtype"] = "bfloat16" if cuda else "float32"
+    engine["dtype"] = "float16" if cuda else "float32"  # SGLang on CUDA has no float32
     target, draft = models.path("target"), models.path("eagle3")
     return Model("tiny", target, draft, "EAGLE3", False, 256, engine)
 

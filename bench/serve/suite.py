@@ -70,10 +70,14 @@ class Child:
             raise Failed(reply["error"])
         return reply
 
-    def measure(self, bs: int, n_in: int, n_out: int) -> dict:
-        self.process.stdin.write(json.dumps({"bs": bs, "n_in": n_in, "n_out": n_out}) + "\n")
+    def ask(self, seconds: float = 120, **request) -> dict:
+        """One request of child.py, and its answer."""
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return self.wait(120)
+        return self.wait(seconds)
+
+    def measure(self, bs: int, n_in: int, n_out: int) -> dict:
+        return self.ask(bs=bs, n_in=n_in, n_out=n_out)
 
     def close(self):
         """Ends the engine and waits until its memory is free."""

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves one request's accepted rows to the front of its window, in every buffer of the table.
+// Moves one request's accepted rows to the front of its window: KV of every buffer, hidden states.
 #pragma once
 
 #include <cstring>
@@ -23,6 +23,16 @@ inline void compact_rows(const KvTable& kv, const int64_t* slots, const int32_t*
       if (base == nullptr || bytes <= 0) continue;
       std::memcpy(base + slots[j] * bytes, base + slots[from] * bytes, bytes);
     }
+  }
+}
+
+// path: the nodes of the accepted rows; row j of the request comes from row path[j], in place.
+inline void compact_hidden(const CommitParams& p, const int32_t* path, int count, int64_t first) {
+  char* rows = p.hidden_states + first * p.stride_hidden_bytes;
+  for (int j = 1; j < count; ++j) {
+    if (!row_moves(path[j], j)) continue;
+    std::memcpy(rows + j * p.stride_hidden_bytes, rows + path[j] * p.stride_hidden_bytes,
+                p.hidden_row_bytes);
   }
 }
 

@@ -27,9 +27,15 @@ inline KvTable kv_table(const Checker& c, const OptTensor& kv_ptrs, const OptTen
   return kv;
 }
 
-struct CommitArgs {
+struct CommitArgs {  // in the order of the schema
   const Tensor& draft_tokens;
   const Tensor& seq_lens;
+  const Tensor& accept_index;
+  const Tensor& num_correct_drafts;
+  const Tensor& accept_lens;
+  const Tensor& accept_tokens;
+  const Tensor& bonus_tokens;
+  const Tensor& new_seq_lens;
   const OptTensor& logits;
   const OptTensor& targets;
   const OptTensor& retrieve_next_token;
@@ -39,71 +45,181 @@ struct CommitArgs {
   const OptTensor& kv_row_bytes;
   int64_t num_slots;
   const OptTensor& workspace;
-  const Tensor& accept_index;
-  const Tensor& num_correct_drafts;
-  const Tensor& accept_lens;
-  const Tensor& accept_tokens;
-  const Tensor& bonus_tokens;
-  const Tensor& new_seq_lens;
+  const OptTensor& hidden_states;
+  const OptTensor& next_token_ids;
+  const OptTensor& select_index;
+  const OptTensor& positions;
+  const OptTensor& invalid_logits;
+  const OptTensor& temperatures;
+  const OptTensor& target_probs;
+  const OptTensor& draft_probs;
+  const OptTensor& coins;
+  const OptTensor& coins_final;
+  double threshold_single;
+  double threshold_acc;
 };
 
-inline CommitParams commit_params(const Checker& c, const CommitArgs& a) {
-  Dim bs{"bs"}, width{"num_draft_tokens"}, path{"longest path"};
-  const auto array = [&](const char* name, const Tensor& t, ScalarType type, int64_t rank) {
-    c.tensor(name, t, {type}, rank);
-    c.contiguous(name, t);
-    c.size(name, t, 0, bs);
-  };
-  array("draft_tokens", a.draft_tokens, ScalarType::Long, 2);
-  c.size("draft_tokens", a.draft_tokens, 1, width);
-  c.require(width.value >= 1 && width.value <= kMaxWindow, "draft_tokens",
-            "have 1 to 64 nodes per request", std::to_string(width.value));
-  array("seq_lens", a.seq_lens, ScalarType::Long, 1);
-  array("accept_index", a.accept_index, ScalarType::Int, 2);
-  c.size("accept_index", a.accept_index, 1, path);
-  c.require(path.value >= 1, "accept_index", "have room for the root", "0 columns");
-  array("accept_tokens", a.accept_tokens, ScalarType::Int, 2);
-  c.size("accept_tokens", a.accept_tokens, 1, path);
-  array("num_correct_drafts", a.num_correct_drafts, ScalarType::Int, 1);
-  array("accept_lens", a.accept_lens, ScalarType::Int, 1);
-  array("bonus_tokens", a.bonus_tokens, ScalarType::Int, 1);
-  array("new_seq_lens", a.new_seq_lens, ScalarType::Long, 1);
+// Sizes that the arguments of a commit share.
+struct CommitDims {
+  Dim bs{"bs"};
+  Dim width{"num_draft_tokens"};
+  Dim path{"longest path"};
+  Dim nodes{"bs x num_draft_tokens"};
+  Dim vocab{"vocab"};
+};
 
-  CommitParams p{};
+inline void array(const Checker& c, const char* name, const Tensor& t,
+                  std::initializer_list<ScalarType> types, std::initializer_list<Dim*> sizes) {
+  c.tensor(name, t, types, static_cast<int64_t>(sizes.size()));
+  c.contiguous(name, t);
+  int64_t at = 0;
+  for (Dim* size : sizes) c.size(name, t, at++, *size);
+}
+
+inline void check_vocab(const Checker& c, const char* name, const Tensor& t) {
+  const int64_t vocab = t.size(t.dim() - 1);
+  c.require(vocab >= 1 && vocab <= INT32_MAX, name, "have a vocabulary of 1 to 2^31 - 1 entries",
+            std::to_string(vocab));
+}
+
+// What the target is asked by: logits, its choices, or probabilities.
+inline void add_choice(const Checker& c, const CommitArgs& a, CommitDims& d, CommitParams& p) {
+  if (a.target_probs.has_value()) {
+    c.require(!a.logits.has_value() && !a.targets.has_value(), "target_probs",
+              "be given without logits and targets", a.logits.has_value() ? "logits" : "targets");
+    const Tensor& t = *a.target_probs;
+    c.tensor("target_probs", t, {ScalarType::Float}, 2);
+    c.last_contiguous("target_probs", t);
+    c.size("target_probs", t, 0, d.nodes);
+    check_vocab(c, "target_probs", t);
+    c.size("target_probs", t, 1, d.vocab);
+    p.target_probs = static_cast<const float*>(t.data_ptr());
+    p.stride_target_probs_row = t.stride(0);
+    p.vocab = t.size(1);
+    return;
+  }
   c.require(a.logits.has_value() != a.targets.has_value(), "targets",
             "be given if and only if logits are not", a.targets.has_value() ? "both" : "neither");
-  Dim nodes{"bs x num_draft_tokens", bs.value * width.value, "draft_tokens"};
   if (a.targets.has_value()) {
-    array("targets", *a.targets, ScalarType::Long, 2);
-    c.size("targets", *a.targets, 1, width);
+    array(c, "targets", *a.targets, {ScalarType::Long}, {&d.bs, &d.width});
     p.targets = data_or_null<int64_t>(a.targets);
-  } else {
-    c.tensor("logits", *a.logits, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half}, 2);
-    c.last_contiguous("logits", *a.logits);
-    c.size("logits", *a.logits, 0, nodes);
-    c.require(a.logits->size(1) >= 1 && a.logits->size(1) <= INT32_MAX, "logits",
-              "have a vocabulary of 1 to 2^31 - 1 entries", std::to_string(a.logits->size(1)));
-    p.logits = a.logits->data_ptr();
-    p.stride_logits_row = a.logits->stride(0);
-    p.vocab = a.logits->size(1);
-    p.logits_dtype = dtype_of(*a.logits);
+    return;
   }
+  const Tensor& t = *a.logits;
+  c.tensor("logits", t, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half}, 2);
+  c.last_contiguous("logits", t);
+  c.size("logits", t, 0, d.nodes);
+  check_vocab(c, "logits", t);
+  c.size("logits", t, 1, d.vocab);
+  p.logits = t.data_ptr();
+  p.stride_logits_row = t.stride(0);
+  p.vocab = t.size(1);
+  p.logits_dtype = dtype_of(t);
+}
+
+inline void add_sampling(const Checker& c, const CommitArgs& a, CommitDims& d, CommitParams& p) {
+  const bool sampled = a.coins.has_value();
+  c.require(sampled == a.coins_final.has_value(), "coins_final", "be given with coins",
+            sampled ? "None" : "coins_final alone");
+  c.require(sampled || !a.target_probs.has_value(), "coins", "be given with target_probs", "None");
+  c.require(sampled || !a.draft_probs.has_value(), "coins", "be given with draft_probs", "None");
+  c.require(!sampled || !a.targets.has_value(), "targets", "be None with coins", "a tensor");
+  const bool scaled = sampled && a.logits.has_value();
+  c.require(a.temperatures.has_value() == scaled, "temperatures",
+            "be given if and only if logits and coins are",
+            scaled ? "None" : "temperatures without one of them");
+  const auto threshold = [&](const char* name, double value) {
+    c.require(value >= 0, name, "be at least 0", std::to_string(value));
+    return static_cast<float>(value);
+  };
+  p.threshold_single = threshold("threshold_single", a.threshold_single);
+  p.threshold_acc = threshold("threshold_acc", a.threshold_acc);
+  if (!sampled) return;
+  array(c, "coins", *a.coins, {ScalarType::Float}, {&d.bs, &d.width});
+  array(c, "coins_final", *a.coins_final, {ScalarType::Float}, {&d.bs});
+  p.coins = data_or_null<float>(a.coins);
+  p.coins_final = data_or_null<float>(a.coins_final);
+  if (scaled) {
+    array(c, "temperatures", *a.temperatures, {ScalarType::Float}, {&d.bs});
+    p.temperatures = data_or_null<float>(a.temperatures);
+  }
+  if (a.draft_probs.has_value()) {
+    const Tensor& t = *a.draft_probs;
+    c.tensor("draft_probs", t, {ScalarType::Float}, 3);
+    c.last_contiguous("draft_probs", t);
+    c.size("draft_probs", t, 0, d.bs);
+    c.require(t.size(1) >= d.width.value - 1, "draft_probs",
+              "have a row for each node but the last (" + std::to_string(d.width.value - 1) + ")",
+              std::to_string(t.size(1)));
+    c.size("draft_probs", t, 2, d.vocab);
+    p.draft_probs = static_cast<const float*>(t.data_ptr());
+    p.stride_draft_probs_request = t.stride(0);
+    p.stride_draft_probs_row = t.stride(1);
+  }
+}
+
+inline void add_outputs(const Checker& c, const CommitArgs& a, CommitDims& d, CommitParams& p) {
+  const auto given = [&](const char* name, const OptTensor& t,
+                         std::initializer_list<ScalarType> types, Dim& size) -> void* {
+    if (!t.has_value()) return nullptr;
+    array(c, name, *t, types, {&size});
+    return t->data_ptr();
+  };
+  p.next_token_ids =
+      given("next_token_ids", a.next_token_ids, {ScalarType::Long, ScalarType::Int}, d.nodes);
+  p.token_ids_are_int32 =
+      a.next_token_ids.has_value() && a.next_token_ids->scalar_type() == ScalarType::Int;
+  const auto longs = {ScalarType::Long};
+  p.select_index = static_cast<int64_t*>(given("select_index", a.select_index, longs, d.bs));
+  p.positions = static_cast<int64_t*>(given("positions", a.positions, longs, d.nodes));
+  p.invalid_logits =
+      static_cast<int32_t*>(given("invalid_logits", a.invalid_logits, {ScalarType::Int}, d.bs));
+  if (a.hidden_states.has_value()) {
+    const Tensor& t = *a.hidden_states;
+    c.tensor("hidden_states", t, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half}, 2);
+    c.last_contiguous("hidden_states", t);
+    c.size("hidden_states", t, 0, d.nodes);
+    const auto element = static_cast<int64_t>(t.element_size());
+    p.hidden_states = t.size(1) > 0 ? static_cast<char*>(t.data_ptr()) : nullptr;
+    p.hidden_row_bytes = t.size(1) * element;
+    p.stride_hidden_bytes = t.stride(0) * element;
+  }
+}
+
+inline CommitParams commit_params(const Checker& c, const CommitArgs& a) {
+  CommitDims d;
+  CommitParams p{};
+  const auto longs = {ScalarType::Long};
+  const auto ints = {ScalarType::Int};
+  array(c, "draft_tokens", a.draft_tokens, longs, {&d.bs, &d.width});
+  const int64_t width = d.width.value;
+  c.require(width >= 1 && width <= kMaxWindow, "draft_tokens", "have 1 to 64 nodes per request",
+            std::to_string(width));
+  d.nodes.value = d.bs.value * width;
+  d.nodes.bound_by = "draft_tokens";
+  array(c, "seq_lens", a.seq_lens, longs, {&d.bs});
+  array(c, "accept_index", a.accept_index, ints, {&d.bs, &d.path});
+  c.require(d.path.value >= 1, "accept_index", "have room for the root", "0 columns");
+  array(c, "accept_tokens", a.accept_tokens, ints, {&d.bs, &d.path});
+  array(c, "num_correct_drafts", a.num_correct_drafts, ints, {&d.bs});
+  array(c, "accept_lens", a.accept_lens, ints, {&d.bs});
+  array(c, "bonus_tokens", a.bonus_tokens, ints, {&d.bs});
+  array(c, "new_seq_lens", a.new_seq_lens, longs, {&d.bs});
+  add_choice(c, a, d, p);
+  add_sampling(c, a, d, p);
+  add_outputs(c, a, d, p);
   c.require(a.retrieve_next_token.has_value() == a.retrieve_next_sibling.has_value(),
             "retrieve_next_sibling", "be given with retrieve_next_token", "one of them");
   if (a.retrieve_next_token.has_value()) {
-    array("retrieve_next_token", *a.retrieve_next_token, ScalarType::Long, 2);
-    c.size("retrieve_next_token", *a.retrieve_next_token, 1, width);
-    array("retrieve_next_sibling", *a.retrieve_next_sibling, ScalarType::Long, 2);
-    c.size("retrieve_next_sibling", *a.retrieve_next_sibling, 1, width);
+    array(c, "retrieve_next_token", *a.retrieve_next_token, longs, {&d.bs, &d.width});
+    array(c, "retrieve_next_sibling", *a.retrieve_next_sibling, longs, {&d.bs, &d.width});
     p.next_token = data_or_null<int64_t>(a.retrieve_next_token);
     p.next_sibling = data_or_null<int64_t>(a.retrieve_next_sibling);
   }
   p.kv = kv_table(c, a.kv_ptrs, a.kv_row_bytes, a.num_slots);
   if (p.kv.num_buffers > 0) {
     c.require(a.out_cache_loc.has_value(), "out_cache_loc", "be given with kv_ptrs", "None");
-    c.tensor("out_cache_loc", *a.out_cache_loc, {ScalarType::Long}, 1);
-    c.contiguous("out_cache_loc", *a.out_cache_loc);
-    c.size("out_cache_loc", *a.out_cache_loc, 0, nodes);
+    array(c, "out_cache_loc", *a.out_cache_loc, longs, {&d.nodes});
     p.out_cache_loc = data_or_null<int64_t>(a.out_cache_loc);
   }
   if (a.workspace.has_value()) {
@@ -119,9 +235,9 @@ inline CommitParams commit_params(const Checker& c, const CommitArgs& a) {
   p.accept_tokens = static_cast<int32_t*>(a.accept_tokens.data_ptr());
   p.bonus_tokens = static_cast<int32_t*>(a.bonus_tokens.data_ptr());
   p.new_seq_lens = static_cast<int64_t*>(a.new_seq_lens.data_ptr());
-  p.bs = static_cast<int32_t>(bs.value);
-  p.width = static_cast<int32_t>(width.value);
-  p.max_path = static_cast<int32_t>(path.value);
+  p.bs = static_cast<int32_t>(d.bs.value);
+  p.width = static_cast<int32_t>(width);
+  p.max_path = static_cast<int32_t>(d.path.value);
   return p;
 }
 

@@ -57,12 +57,23 @@ struct Ops {
                      const Tensor& new_seq_lens, const OptTensor& logits, const OptTensor& targets,
                      const OptTensor& retrieve_next_token, const OptTensor& retrieve_next_sibling,
                      const OptTensor& out_cache_loc, const OptTensor& kv_ptrs,
-                     const OptTensor& kv_row_bytes, int64_t num_slots, const OptTensor& workspace) {
+                     const OptTensor& kv_row_bytes, int64_t num_slots, const OptTensor& workspace,
+                     const OptTensor& hidden_states, const OptTensor& next_token_ids,
+                     const OptTensor& select_index, const OptTensor& positions,
+                     const OptTensor& invalid_logits, const OptTensor& temperatures,
+                     const OptTensor& target_probs, const OptTensor& draft_probs,
+                     const OptTensor& coins, const OptTensor& coins_final, double threshold_single,
+                     double threshold_acc) {
     const Checker c("commit", "draft_tokens", draft_tokens);
-    const CommitParams p = commit_params(
-        c, {draft_tokens, seq_lens, logits, targets, retrieve_next_token, retrieve_next_sibling,
-            out_cache_loc, kv_ptrs, kv_row_bytes, num_slots, workspace, accept_index,
-            num_correct_drafts, accept_lens, accept_tokens, bonus_tokens, new_seq_lens});
+    const CommitParams p =
+        commit_params(c, {draft_tokens,  seq_lens,       accept_index,        num_correct_drafts,
+                          accept_lens,   accept_tokens,  bonus_tokens,        new_seq_lens,
+                          logits,        targets,        retrieve_next_token, retrieve_next_sibling,
+                          out_cache_loc, kv_ptrs,        kv_row_bytes,        num_slots,
+                          workspace,     hidden_states,  next_token_ids,      select_index,
+                          positions,     invalid_logits, temperatures,        target_probs,
+                          draft_probs,   coins,          coins_final,         threshold_single,
+                          threshold_acc});
     if (p.bs > 0) D::commit(c, p, bytes_of(workspace), draft_tokens);
   }
 

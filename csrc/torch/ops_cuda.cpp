@@ -67,7 +67,7 @@ struct Cuda {
   static void commit(const Checker& c, const CommitParams& p, int64_t workspace_bytes,
                      const Tensor& anchor) {
     const int64_t needed =
-        commit_workspace_bytes(int64_t{p.bs} * p.width, p.vocab, p.targets != nullptr);
+        p.targets != nullptr ? 0 : commit_workspace_bytes(p.bs, p.width, p.vocab);
     c.require(workspace_bytes >= needed, "workspace",
               "have at least " + std::to_string(needed) + " bytes on CUDA",
               std::to_string(workspace_bytes));

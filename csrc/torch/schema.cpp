@@ -19,14 +19,18 @@ STABLE_TORCH_LIBRARY(specfused, m) {
       "Tensor? plan=None, Tensor(e!)? workspace=None, "
       "int seq_lens_offset=0, float? sm_scale=None, Tensor? sinks=None, int window=-1, "
       "float softcap=0., float? k_scale=None, float? v_scale=None) -> ()");
-  // Greedy decision, bookkeeping, KV of all layers to the window's front.
+  // Greedy or sampled decision, bookkeeping, KV of all layers and hidden rows to the front.
   m.def(
       "commit(Tensor draft_tokens, Tensor seq_lens, Tensor(a!) accept_index, "
       "Tensor(b!) num_correct_drafts, Tensor(c!) accept_lens, Tensor(d!) accept_tokens, "
       "Tensor(e!) bonus_tokens, Tensor(f!) new_seq_lens, *, Tensor? logits=None, "
       "Tensor? targets=None, Tensor? retrieve_next_token=None, Tensor? retrieve_next_sibling=None, "
       "Tensor? out_cache_loc=None, Tensor? kv_ptrs=None, Tensor? kv_row_bytes=None, "
-      "int num_slots=0, Tensor(g!)? workspace=None) -> ()");
+      "int num_slots=0, Tensor(g!)? workspace=None, Tensor(h!)? hidden_states=None, "
+      "Tensor(i!)? next_token_ids=None, Tensor(j!)? select_index=None, "
+      "Tensor(k!)? positions=None, Tensor(l!)? invalid_logits=None, Tensor? temperatures=None, "
+      "Tensor? target_probs=None, Tensor? draft_probs=None, Tensor? coins=None, "
+      "Tensor? coins_final=None, float threshold_single=1., float threshold_acc=1.) -> ()");
   // The KV part of commit alone.
   m.def(
       "compact(Tensor kv_ptrs, Tensor kv_row_bytes, int num_slots, Tensor out_cache_loc, "

@@ -40,7 +40,7 @@ int64_t attn_workspace_bytes_op(int64_t num_ctas, int64_t rows_per_kv_head, int6
 }
 
 int64_t commit_workspace_bytes_op(int64_t bs, int64_t num_draft_tokens, int64_t vocab) {
-  return commit_workspace_bytes(bs * num_draft_tokens, vocab, /*has_targets=*/false);
+  return commit_workspace_bytes(bs, num_draft_tokens, vocab);
 }
 
 // "version;nvcc;folder:arch;folder:arch...": no nvcc and no archs in a CPU-only build.

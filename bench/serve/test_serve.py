@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arithmetic of the serving suite, and what its names mean. CPU only, no engine."""
+
+import math
+
+import pytest
+
+from bench.run import serving_arguments
+from bench.serve import arguments
+from bench.serve.rescore import prompts, verdict
+from bench.serve.setups import llama_8b, setup, tiny
+from bench.serve.suite import summary
+
+
+def test_names_become_engines(tmp_path):
+    model = llama_8b(tmp_path)
+    plain = setup("sglang-plain-triton", model, cuda=True)
+    assert plain.engine["attention_backend"] == "triton" and plain.accept == 1.0
+    assert not plain.env and "speculative_algorithm" not in plain.engine
+    tree = setup("specfused-tree-auto", model, cuda=True)
+    assert tree.engine["attention_backend"] == "specfused"
+    assert tree.engine["speculative_eagle_topk"] == 4 and tree.accept == 3.0
+    assert tree.engine["speculative_num_draft_tokens"] == 16
+    assert tree.env["SPECFUSED_MODE"] == "auto" and tree.env["SGLANG_SIMULATE_ACC_LEN"] == "3.0"
+    assert setup("specfused-chain", model, cuda=True).env["SPECFUSED_MODE"] == "stock"
+
+
+def test_a_trained_model_has_real_acceptance():
+    chain = setup("specfused-chain", tiny(cuda=False), cuda=False)
+    assert chain.accept is None and "SGLANG_SIMULATE_ACC_LEN" not in chain.env
+
+
+@pytest.mark.parametrize("name", ["vllm-plain", "sglang", "specfused-graph", ""])
+def test_unknown_names_are_refused(name, tmp_path):
+    with pytest.raises(ValueError, match="setup must be"):
+        setup(name, llama_8b(tmp_path), cuda=True)
+
+
+def test_summary_states_the_nominal_accept_length(tmp_path):
+    s = setup("sglang-chain-triton", llama_8b(tmp_path), cuda=True)
+    # 8 requests, 100 steps, 2.4 tokens a step; the middle repeat decides
+    repeats = [{"seconds": t, "steps": 100, "tokens": 1920} for t in (1.1, 1.0, 1.3)]
+    case = summary(s, 8, repeats)
+    assert case["ms_per_step"] == pytest.approx(11.0)
+    assert case["accept_len"] == pytest.approx(2.4)
+    assert case["tok_s"] == pytest.approx(8 * 2.4 / 11e-3, rel=1e-3)
+    assert case["tok_s_nominal"] == pytest.approx(8 * 2.5 / 11e-3, rel=1e-3)
+    assert case["spread"] == pytest.approx(0.3 / 1.1, rel=1e-2)
+    assert case["decode_s"] == pytest.approx(3.4)
+
+
+def test_a_trained_model_states_what_it_accepted():
+    s = setup("specfused-chain", tiny(cuda=False), cuda=False)
+    case = summary(s, 2, [{"seconds": 1.0, "steps": 10, "tokens": 64}])
+    assert case["accept_len"] == pytest.approx(3.2)
+    assert case["tok_s_nominal"] == case["tok_s"] == pytest.approx(64.0)
+
+
+def test_the_suite_has_its_own_arguments():
+    assert serving_arguments(["--suite", "attn", "--list"]) is None
+    suite, rest = serving_arguments(["--suite", "serve", "--concurrency", "1,30", "--device=cpu"])
+    assert suite == "serve"
+    args = arguments.parse(rest)
+    assert args.concurrency == [1, 30] and args.device == "cpu" and args.model == "tiny"
+    with pytest.raises(SystemExit):
+        arguments.parse(["--concurrency", "0"])
+
+
+def test_losses_become_a_verdict():
+    case = verdict("x", 2.0, [[0.0, 0.01], [0.2, 0.0, 0.0]])
+    assert (case["tokens"], case["not_argmax"], case["beyond_limit"]) == (5, 2, 1)
+    assert case["largest_loss"] == pytest.approx(0.2)
+    bad = verdict("x", 2.0, [[0.0, math.nan]])
+    assert bad["beyond_limit"] == 1 and bad["largest_loss"] is None
+
+
+def test_prompts_differ():
+    texts = prompts(40)
+    assert len({tuple(t) for t in texts}) == 40 and min(map(len, texts)) >= 33
