@@ -98,6 +98,22 @@ inline int num_movers(const CommitParams& p) {
   return min_of(num_units(p), max_of(2048 / p.bs, 1));
 }
 
+// All CTAs of a launch, `per_request` each; 0: more than a grid can have. In x alone: the other
+// dimensions end at 65535.
+inline unsigned grid_of(int64_t bs, int64_t per_request) {
+  return bs * per_request <= INT32_MAX ? static_cast<unsigned>(bs * per_request) : 0;
+}
+
+// The CTAs that decide come first: where they draw as well, they take longest.
+struct CtaOfRequest {
+  int request;
+  int part;
+  int parts;
+
+  __device__ __forceinline__ explicit CtaOfRequest(int bs)
+      : request(blockIdx.x % bs), part(blockIdx.x / bs), parts(gridDim.x / bs) {}
+};
+
 class Mover {
  public:
   // Loads the addresses of its first unit.
