@@ -5,6 +5,7 @@
 
 #include "../../launch.h"
 #include "decision.cuh"
+#include "launch_early.cuh"
 #include "row_stats.cuh"
 #include "sample.h"
 
@@ -25,6 +26,7 @@ __device__ __forceinline__ void load_targets(const CommitParams& p, int64_t firs
     }
     return;
   }
+  ptx::wait_for_previous_grid();
   // A warp per row, the keys of kBatch rows in flight.
   constexpr int kBatch = 4;
   constexpr int kWarps = kCommitThreads / 32;
@@ -113,17 +115,16 @@ int run_commit(const CommitParams& p, void* stream) {
   if (p.width < 1 || p.width > kMaxWindow || p.max_path < 1) return cudaErrorInvalidValue;
   if (p.coins != nullptr) return run_sampled_commit(p, stream);
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const unsigned grid = grid_of(p.bs, 1 + num_movers(p));
+  const unsigned grid = grid_of(p.bs, 1 + num_movers(p, kCommitCtasPerSm));
   if (grid == 0) return cudaErrorInvalidValue;
-  int keys_per_row = 1;
-  if (p.targets == nullptr) {
-    keys_per_row = stats_ctas_per_row(p);
-    const cudaError_t error = launch_row_stats</*kSums=*/false>(
-        p, {static_cast<uint64_t*>(p.workspace), nullptr, nullptr}, cuda_stream);
-    if (error != cudaSuccess) return error;
+  if (p.targets != nullptr) {
+    commit_kernel<<<grid, kCommitThreads, 0, cuda_stream>>>(p, 0);
+    return cudaGetLastError();
   }
-  commit_kernel<<<grid, kCommitThreads, 0, cuda_stream>>>(p, keys_per_row);
-  return cudaGetLastError();
+  const cudaError_t error = launch_row_stats</*kSums=*/false>(
+      p, {static_cast<uint64_t*>(p.workspace), nullptr, nullptr}, cuda_stream);
+  if (error != cudaSuccess) return error;
+  return launch_early(commit_kernel, grid, kCommitThreads, cuda_stream, p, stats_ctas_per_row(p));
 }
 
 int run_compact(const CompactParams& p, void* stream) {

@@ -166,22 +166,17 @@ __device__ __forceinline__ void walk_sampled(const CommitParams& p, int request,
                                              Sampled& s) {
   const int64_t first = static_cast<int64_t>(request) * p.width;
   const TargetRows<T, kProbs> rows{p, s, first, request};
-  // Both in one round trip: the rows' statistics and what the walk needs.
-  RowBatch batch;
-  float scale = 1;
-  if constexpr (!kProbs) {
-    batch.load(p, first, slices, 0);
-    scale = exponent_scale(p.temperatures[request]);
-  }
   load_walk(p, first, s.walk);
   for (int i = threadIdx.x; i < p.width; i += kCommitThreads) {
     s.coins[i] = p.coins[first + i];
     s.parent[i] = INT32_MAX;
   }
+  const float scale = kProbs ? 1 : exponent_scale(p.temperatures[request]);
+  if (threadIdx.x == 0) s.scale = scale;
+  ptx::wait_for_previous_grid();
   if constexpr (!kProbs) {
-    if (threadIdx.x == 0) s.scale = scale;
-    batch.reduce(p.width, 0, s, scale);
-    for (int begin = RowBatch::kRows; begin < p.width; begin += RowBatch::kRows) {
+    for (int begin = 0; begin < p.width; begin += RowBatch::kRows) {
+      RowBatch batch;
       batch.load(p, first, slices, begin);
       batch.reduce(p.width, begin, s, scale);
     }

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "../../params.h"
+#include "../../ptx/grid.cuh"
 #include "../../ptx/mma.cuh"
 #include "../../sampling.h"
 #include "../../workspace.h"
@@ -227,6 +228,7 @@ __global__ __launch_bounds__(kStatsThreads,
                              4) void row_stats_kernel(const __grid_constant__ RowStatsParams p) {
   static_assert(kStatsThreads / 32 == kSliceParts, "a warp reads a part");
   __shared__ WarpStats warps[2];
+  ptx::allow_next_grid();
   const int64_t row = blockIdx.x / p.ctas_per_row;
   const int first = static_cast<int>(blockIdx.x % p.ctas_per_row) * p.slices_per_cta;
   const int last = min_of(first + p.slices_per_cta, p.slices);

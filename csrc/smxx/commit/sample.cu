@@ -10,6 +10,7 @@
 // and reads that part alone. All sums have a fixed order that the vocabulary decides.
 #include <cuda_runtime.h>
 
+#include "launch_early.cuh"
 #include "residual.cuh"
 #include "sample.h"
 
@@ -25,6 +26,7 @@ template <class T, bool kProbs>
 __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
     const __grid_constant__ CommitParams p, int slices, int64_t part_length) {
   __shared__ Sampled s;
+  ptx::allow_next_grid();
   const int request = blockIdx.x / slices;
   const int slice = blockIdx.x % slices;
   walk_sampled<T, kProbs>(p, request, slices, s);
@@ -44,7 +46,8 @@ __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
 }
 
 struct Draw {
-  float mass[kMaxParts];  // of each part of the last row
+  float mass[kMaxParts];      // of each part of the last row
+  float changed[kMaxWindow];  // mass of the parts that hold the rejected tokens, without those
   float warp_ends[kCommitWarps];
   int32_t thread;
   int64_t picked;
@@ -140,6 +143,21 @@ __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, 
       largest[k] = argmax_value(from.stats.keys[row * slices + i / kSliceParts]);
     }
   }
+  // Parts that lost tokens, added up again without them: a difference would leave the rounding. A
+  // warp each; of several tokens of one part the same value.
+  const int rejected = has_masses ? 0 : s.num_rejected;
+  const auto rejected_part = [&](int r) {
+    const int64_t token = s.walk.draft_tokens[s.rejected[r]];
+    return token >= 0 && token < p.vocab ? token / part_length : -1;
+  };
+  for (int r = threadIdx.x / 32; r < rejected; r += kCommitWarps) {
+    const int64_t part = rejected_part(r);
+    if (part < 0) continue;
+    const int64_t begin = part * part_length;
+    const int64_t end = min_of<int64_t>(begin + part_length, p.vocab);
+    const float left = mass_of(weights, begin, end, s, invalid);
+    if (threadIdx.x % 32 == 0) d.changed[r] = left;
+  }
 #pragma unroll
   for (int k = 0; k < kPerThread; ++k) {
     const int i = threadIdx.x + k * kCommitThreads;
@@ -155,15 +173,8 @@ __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, 
     d.picked = -1;
   }
   invalid = __syncthreads_or(invalid);
-  // Parts that lost tokens, added up again without them: a difference would leave the rounding. A
-  // warp each.
-  for (int r = threadIdx.x / 32; r < s.num_rejected && !has_masses; r += kCommitWarps) {
-    const int64_t token = s.walk.draft_tokens[s.rejected[r]];
-    if (token < 0 || token >= p.vocab) continue;
-    const int64_t part = token / part_length;
-    const float mass = mass_of(weights, part * part_length,
-                               min_of<int64_t>((part + 1) * part_length, p.vocab), s, invalid);
-    if (threadIdx.x % 32 == 0) d.mass[part] = mass;  // of several tokens of a part: the same value
+  if (threadIdx.x < rejected && rejected_part(threadIdx.x) >= 0) {
+    d.mass[rejected_part(threadIdx.x)] = d.changed[threadIdx.x];
   }
   __syncthreads();
   pick(PartMasses{d.mass}, 0, parts, p.coins_final[request], /*of_total=*/true, d);
@@ -203,19 +214,24 @@ template <class T, bool kProbs>
 cudaError_t launch(const CommitParams& p, int slices, cudaStream_t stream) {
   const int64_t part_length = slice_length(p.vocab) / kSliceParts;
   const bool has_masses = kProbs || p.draft_probs != nullptr;
-  const unsigned grid = grid_of(p.bs, 1 + num_movers(p));
+  const unsigned grid = grid_of(p.bs, 1 + num_movers(p, kSampledCtasPerSm));
   if (grid == 0) return cudaErrorInvalidValue;
   if (has_masses) {
     const unsigned residual_grid = grid_of(p.bs, slices);
     if (residual_grid == 0) return cudaErrorInvalidValue;
-    residual_kernel<T, kProbs>
-        <<<residual_grid, kCommitThreads, 0, stream>>>(p, slices, part_length);
-    const cudaError_t error = cudaGetLastError();
+    cudaError_t error;
+    if constexpr (kProbs) {  // the first launch: what it reads may come from the grid in front
+      residual_kernel<T, kProbs>
+          <<<residual_grid, kCommitThreads, 0, stream>>>(p, slices, part_length);
+      error = cudaGetLastError();
+    } else {
+      error = launch_early(residual_kernel<T, kProbs>, residual_grid, kCommitThreads, stream, p,
+                           slices, part_length);
+    }
     if (error != cudaSuccess) return error;
   }
-  sampled_commit_kernel<T, kProbs>
-      <<<grid, kCommitThreads, 0, stream>>>(p, slices, part_length, has_masses);
-  return cudaGetLastError();
+  return launch_early(sampled_commit_kernel<T, kProbs>, grid, kCommitThreads, stream, p, slices,
+                      part_length, has_masses);
 }
 
 }  // namespace
