@@ -32,32 +32,32 @@ SPECFUSED_HD int64_t attn_workspace_bytes(int64_t num_ctas, int64_t rows_per_kv_
   return kCounterBytes + attn_partial_rows(num_ctas, rows_per_kv_head) * (head_dim + 2) * 4;
 }
 
-// Slices of one row of logits: enough CTAs to fill a device, at least 4096 elements each.
-SPECFUSED_HD int32_t argmax_splits(int64_t rows, int64_t vocab) {
-  const int64_t wanted = ceil_div<int64_t>(2048, max_of<int64_t>(rows, 1));
-  const int64_t most = min_of<int64_t>(max_of<int64_t>(vocab / 4096, 1), 64);
-  return static_cast<int32_t>(min_of(wanted, most));
+// A row of logits is cut into slices, and a slice into parts side by side, one for each warp that
+// reads it. From the vocabulary alone, so that the sums of a row have the same bits in every batch.
+// A slice is a number of blocks of kRowBlock: what one CTA has in flight.
+constexpr int64_t kRowBlock = 4096;
+constexpr int kSliceParts = 8;
+constexpr int kMaxSlices = 64;
+
+SPECFUSED_HD int64_t slice_length(int64_t vocab) {
+  return ceil_div(ceil_div<int64_t>(vocab, kMaxSlices), kRowBlock) * kRowBlock;
 }
 
-// Slices of a row that is sampled from. From the vocabulary alone, so that the sums of a row have
-// the same bits in every batch; a warp holds one slice per lane.
-constexpr int32_t kMaxSampleSlices = 32;
-
-SPECFUSED_HD int32_t sample_slices(int64_t vocab) {
-  return static_cast<int32_t>(min_of<int64_t>(max_of<int64_t>(vocab / 4096, 1), kMaxSampleSlices));
+SPECFUSED_HD int32_t num_slices(int64_t vocab) {
+  return static_cast<int32_t>(ceil_div(vocab, slice_length(vocab)));
 }
 
-// Elements of a slice, all but the last: rows that start on 16 bytes have slices that do.
-SPECFUSED_HD int64_t slice_length(int64_t vocab, int64_t slices) {
-  return ceil_div<int64_t>(ceil_div(vocab, slices), 8) * 8;
+// Slices that one CTA reads: enough CTAs to fill a device, none so small that it is all start-up.
+SPECFUSED_HD int32_t slices_per_cta(int64_t rows, int64_t vocab) {
+  const int64_t slices = num_slices(vocab);
+  return static_cast<int32_t>(min_of(max_of<int64_t>(rows * slices / 2048, 1), slices));
 }
 
-// Per row and slice a key and, where it is sampled from, a sum; per request and slice the mass of
-// the residual. One bound for every way to choose.
+// Per row and slice a key and, where it is sampled from, a sum in all and of each part; per request
+// and part of a row the mass of the residual. One bound for every way to choose.
 SPECFUSED_HD int64_t commit_workspace_bytes(int64_t bs, int64_t width, int64_t vocab) {
-  const int64_t rows = bs * width;
-  const int64_t slices = sample_slices(vocab);
-  return max_of(rows * argmax_splits(rows, vocab) * 8, rows * slices * 16) + bs * slices * 8;
+  const int64_t slices = num_slices(vocab);
+  return bs * slices * (width * (8 + 4 + 4 * kSliceParts) + 8 * kSliceParts);
 }
 
 }  // namespace specfused

@@ -84,6 +84,37 @@ def test_compact(width, device, rng):
     check_buffers(buffers, before, slots, paths)
 
 
+@pytest.mark.parametrize("op", ["commit", "compact"])
+def test_more_requests_than_65535(op, device, rng):
+    """A launch's dimensions but the first end there. Every odd request accepts node 2 alone."""
+    bs, width = 70_001, 3
+    pool = torch.randint(0, 1 << 30, (bs * width + 1, 1), generator=rng).int().to(device)
+    slots = torch.randperm(len(pool), generator=rng)[: bs * width].view(bs, width).to(device)
+    odd = (torch.arange(bs) % 2 == 1).to(device)
+    moved, kept = pool[slots[:, 2]], pool[slots]
+    out = outputs(bs, 2, device)
+    if op == "commit":
+        draft = torch.tensor([7, 8, 9], device=device).repeat(bs, 1)
+        links = torch.tensor([[1, -1, -1], [-1, 2, -1]], device=device)
+        ops.commit(
+            draft,
+            torch.zeros(bs, dtype=torch.int64, device=device),
+            **out,
+            targets=torch.where(odd, 9, 5)[:, None].repeat(1, width),
+            retrieve_next_token=links[0].repeat(bs, 1),
+            retrieve_next_sibling=links[1].repeat(bs, 1),
+            out_cache_loc=slots.flatten(),
+            **table_of([pool]),
+        )
+        assert torch.equal(out["accept_lens"], 1 + odd.int())
+    else:
+        index = 3 * torch.arange(bs, device=device)[:, None] + torch.tensor([0, 2], device=device)
+        table = table_of([pool])
+        ops.compact(*table.values(), slots, index.int(), 1 + odd.int())
+    kept[:, 1] = torch.where(odd[:, None], moved, kept[:, 1])
+    assert torch.equal(pool[slots], kept)
+
+
 def test_compact_is_the_kv_part_of_commit(device, rng):
     bs, width = 17, 16
     buffers, slots = buffers_and_slots(rng, bs, width, device)

@@ -11,7 +11,7 @@
 namespace specfused::smxx {
 
 constexpr int kCommitThreads = 128;
-constexpr int kCommitCtasPerSm = 8;  // 64 registers: the CTAs of a large batch are resident at once
+constexpr int kCommitCtasPerSm = 8;  // 64 registers
 
 struct Walk {
   int64_t next_token[kMaxWindow];
@@ -87,16 +87,35 @@ __device__ __forceinline__ void write_decision(const CommitParams& p, int reques
   }
 }
 
-// Units of a request, and CTAs that move them: one unit each at small batches, a few thousand CTAs
-// in all at large ones. A chain and a single row move nothing.
+// Units of a request, and CTAs that move them: one unit each at small batches; at large ones as
+// many CTAs as are resident at once, because a CTA that comes later walks when the others have
+// moved. A chain and a single row move nothing.
 SPECFUSED_HD int num_units(const CommitParams& p) {
   return p.kv.num_buffers + num_hidden_pieces(p);
 }
 
-inline int num_movers(const CommitParams& p) {
+constexpr int kSms = 128;  // about; an H200 has 132
+
+inline int num_movers(const CommitParams& p, int ctas_per_sm) {
   if (p.next_token == nullptr || p.width == 1) return 0;
-  return min_of(num_units(p), max_of(2048 / p.bs, 1));
+  return min_of(num_units(p), max_of(ctas_per_sm * kSms / p.bs - 1, 1));
 }
+
+// All CTAs of a launch, `per_request` each; 0: more than a grid can have. In x alone: the other
+// dimensions end at 65535.
+inline unsigned grid_of(int64_t bs, int64_t per_request) {
+  return bs * per_request <= INT32_MAX ? static_cast<unsigned>(bs * per_request) : 0;
+}
+
+// The CTAs that decide come first: where they draw as well, they take longest.
+struct CtaOfRequest {
+  int request;
+  int part;
+  int parts;
+
+  __device__ __forceinline__ explicit CtaOfRequest(int bs)
+      : request(blockIdx.x % bs), part(blockIdx.x / bs), parts(gridDim.x / bs) {}
+};
 
 class Mover {
  public:

@@ -22,28 +22,27 @@ struct Sampled {
   int32_t num_rejected;
   int32_t likeliest;  // of the rejected, or -1
   bool invalid;
-  // Of the slice at hand.
-  int32_t num_removed;
-  uint32_t removed[kMaxWindow];
-  float warp_sums[kCommitThreads / 32];
+  // Of the tokens that a warp has at hand.
+  int32_t num_removed[kCommitThreads / 32];
+  uint32_t removed[kCommitThreads / 32][kMaxWindow];
 };
 
-// What the residual launch leaves per request and slice.
-struct SliceMass {
+// What the residual launch leaves per request and part of a row.
+struct PartMass {
   float mass;
   int32_t invalid;
 };
 
 struct SampleWorkspace {
-  uint64_t* keys;     // [rows, slices]
-  float* sums;        // [rows, slices]
-  SliceMass* masses;  // [bs, slices]
+  RowStats stats;    // of [rows, slices]
+  PartMass* masses;  // [bs, slices, kSliceParts]
 
   SPECFUSED_HD SampleWorkspace(const CommitParams& p, int slices) {
     const int64_t cells = static_cast<int64_t>(p.bs) * p.width * slices;
-    keys = static_cast<uint64_t*>(p.workspace);
-    sums = reinterpret_cast<float*>(keys + cells);
-    masses = reinterpret_cast<SliceMass*>(keys + 2 * cells);
+    masses = static_cast<PartMass*>(p.workspace);
+    stats.keys = reinterpret_cast<uint64_t*>(masses + int64_t{p.bs} * slices * kSliceParts);
+    stats.parts = reinterpret_cast<float*>(stats.keys + cells);
+    stats.sums = stats.parts + cells * kSliceParts;
   }
 };
 
@@ -59,14 +58,20 @@ struct TargetRows {
     return kProbs || isfinite(s.largest[node]);
   }
 
-  // Below 0: cannot be used.
-  __device__ __forceinline__ float prob(int node, int64_t token) const {
+  __device__ __forceinline__ T load(int node, int64_t token) const {
     if constexpr (kProbs) {
-      const float x = p.target_probs[(first + node) * p.stride_target_probs_row + token];
+      return p.target_probs[(first + node) * p.stride_target_probs_row + token];
+    } else {
+      return static_cast<const T*>(p.logits)[(first + node) * p.stride_logits_row + token];
+    }
+  }
+
+  // Of what was loaded. Below 0: cannot be used.
+  __device__ __forceinline__ float prob(int node, T x) const {
+    if constexpr (kProbs) {
       return is_weight(x) ? x : -1;
     } else {
-      const T* logits = static_cast<const T*>(p.logits) + (first + node) * p.stride_logits_row;
-      return exp2f((as_float(logits[token]) - s.largest[node]) * s.scale) * s.inv_sum[node];
+      return exp2f((as_float(x) - s.largest[node]) * s.scale) * s.inv_sum[node];
     }
   }
 
@@ -77,7 +82,7 @@ struct TargetRows {
   __device__ __forceinline__ float read_target(int node, int child) const {
     const int64_t token = s.walk.draft_tokens[child];
     if (!usable(node)) return -1;
-    return token >= 0 && token < p.vocab ? prob(node, token) : 0;
+    return token >= 0 && token < p.vocab ? prob(node, load(node, token)) : 0;
   }
 
   __device__ __forceinline__ float read_draft(int node, int child) const {
@@ -103,26 +108,57 @@ struct TargetRows {
   }
 };
 
-// Largest logit and sum of every row, from their slices. A warp per row.
-__device__ __forceinline__ void load_rows(const CommitParams& p, int64_t first, int slices,
-                                          Sampled& s) {
-  const SampleWorkspace from(p, slices);
-  const int lane = threadIdx.x % 32;
-  for (int i = threadIdx.x / 32; i < p.width; i += kCommitThreads / 32) {
-    const int64_t at = (first + i) * slices + lane;
-    const uint64_t mine = lane < slices ? from.keys[at] : 0;
-    const float mass = lane < slices ? from.sums[at] : 0;
-    const uint64_t key = warp_max(mine);
-    const float largest = argmax_value(key);
-    const float sum =
-        warp_sum(mass > 0 ? mass * exp2f((argmax_value(mine) - largest) * s.scale) : 0);
-    if (lane == 0) {
-      s.largest[i] = largest;
-      s.inv_sum[i] = 1 / sum;
-      s.argmax[i] = argmax_index(key);
+// Largest logit and sum of every row, from its slices: a warp per row, kBatch rows in flight.
+struct RowBatch {
+  static constexpr int kBatch = 4;
+  static constexpr int kPerLane = kMaxSlices / 32;
+  static constexpr int kRows = kBatch * kCommitThreads / 32;
+
+  uint64_t keys[kBatch][kPerLane];
+  float sums[kBatch][kPerLane];
+
+  __device__ static __forceinline__ int row(int begin, int i) {
+    return begin + i * (kCommitThreads / 32) + threadIdx.x / 32;
+  }
+
+  __device__ __forceinline__ void load(const CommitParams& p, int64_t first, int slices,
+                                       int begin) {
+    const RowStats from = SampleWorkspace(p, slices).stats;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) {
+        const int slice = threadIdx.x % 32 + 32 * k;
+        const bool exists = row(begin, i) < p.width && slice < slices;
+        const int64_t cell = (first + row(begin, i)) * slices + slice;
+        keys[i][k] = exists ? from.keys[cell] : 0;
+        sums[i][k] = exists ? from.sums[cell] : 0;
+      }
     }
   }
-}
+
+  __device__ __forceinline__ void reduce(int width, int begin, Sampled& s, float scale) const {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (row(begin, i) >= width) return;
+      uint64_t key = keys[i][0];
+      for (int k = 1; k < kPerLane; ++k) key = max_of(key, keys[i][k]);
+      key = warp_max(key);
+      const float largest = argmax_value(key);
+      float sum = 0;
+      for (int k = 0; k < kPerLane; ++k) {
+        const float rescale = exp2f((argmax_value(keys[i][k]) - largest) * scale);
+        sum += sums[i][k] > 0 ? sums[i][k] * rescale : 0;
+      }
+      sum = warp_sum(sum);
+      if (threadIdx.x % 32 == 0) {
+        s.largest[row(begin, i)] = largest;
+        s.inv_sum[row(begin, i)] = 1 / sum;
+        s.argmax[row(begin, i)] = argmax_index(key);
+      }
+    }
+  }
+};
 
 // All threads; ends behind a barrier with the walk and what it rejected at its last node.
 template <class T, bool kProbs>
@@ -135,9 +171,17 @@ __device__ __forceinline__ void walk_sampled(const CommitParams& p, int request,
     s.coins[i] = p.coins[first + i];
     s.parent[i] = INT32_MAX;
   }
-  if (threadIdx.x == 0 && !kProbs) s.scale = exponent_scale(p.temperatures[request]);
+  const float scale = kProbs ? 1 : exponent_scale(p.temperatures[request]);
+  if (threadIdx.x == 0) s.scale = scale;
+  ptx::wait_for_previous_grid();
+  if constexpr (!kProbs) {
+    for (int begin = 0; begin < p.width; begin += RowBatch::kRows) {
+      RowBatch batch;
+      batch.load(p, first, slices, begin);
+      batch.reduce(p.width, begin, s, scale);
+    }
+  }
   __syncthreads();
-  if constexpr (!kProbs) load_rows(p, first, slices, s);
   // The probabilities of all drafted tokens at once: the walk would wait for each in turn.
   for (int node = threadIdx.x; node < p.width; node += kCommitThreads) {
     int64_t child = s.walk.is_chain ? node + 1 : s.walk.next_token[node];
@@ -179,27 +223,45 @@ class Residual {
     if (rows.p.draft_probs != nullptr && rows.s.num_rejected > 0) draft_ = rows.draft_row(node);
   }
 
-  // All threads, with a barrier on both sides: lists the rejected tokens of a slice.
+  // All threads of a warp: lists the rejected tokens among [begin, end).
   __device__ __forceinline__ void enter(int64_t begin, int64_t end, Sampled& s) const {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      int removed = 0;
-      for (int i = 0; i < s.num_rejected && rows_.p.draft_probs == nullptr; ++i) {
-        const int64_t token = s.walk.draft_tokens[s.rejected[i]];
-        if (token >= begin && token < end) s.removed[removed++] = static_cast<uint32_t>(token);
+    const int warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    const int rejected = rows_.p.draft_probs == nullptr ? s.num_rejected : 0;
+    int listed = 0;
+    __syncwarp();
+    for (int i = lane; i - lane < rejected; i += 32) {
+      const int64_t token = i < rejected ? s.walk.draft_tokens[s.rejected[i]] : -1;
+      const bool here = token >= begin && token < end;
+      const uint32_t lanes = __ballot_sync(~0u, here);
+      if (here) {
+        const int place = listed + __popc(lanes & ((1u << lane) - 1));
+        s.removed[warp][place] = static_cast<uint32_t>(token);
       }
-      s.num_removed = removed;
+      listed += __popc(lanes);
     }
-    __syncthreads();
+    if (lane == 0) s.num_removed[warp] = listed;
+    __syncwarp();
   }
 
-  // Of a token in the slice that was entered. `invalid` is set where it cannot be used.
-  __device__ __forceinline__ float operator()(int64_t token, bool& invalid) const {
-    const float p = rows_.prob(node_, token);
+  // What the weight of a token is made of, so that several can be on their way.
+  struct Loaded {
+    T target;
+    float draft;
+  };
+
+  __device__ __forceinline__ Loaded load(int64_t token) const {
+    return {rows_.load(node_, token), draft_ != nullptr ? draft_[token] : 0};
+  }
+
+  // Of one of the tokens that were entered. `invalid` is set where it cannot be used.
+  __device__ __forceinline__ float weight(int64_t token, const Loaded& x, bool& invalid) const {
+    const float p = rows_.prob(node_, x.target);
     if constexpr (kProbs) invalid = invalid || p < 0;
-    if (draft_ != nullptr) return residual(p, draft_[token]);
-    for (int i = 0; i < rows_.s.num_removed; ++i) {
-      if (rows_.s.removed[i] == token) return 0;
+    if (draft_ != nullptr) return residual(p, x.draft);
+    const int warp = threadIdx.x / 32;
+    for (int i = 0; i < rows_.s.num_removed[warp]; ++i) {
+      if (rows_.s.removed[warp][i] == token) return 0;
     }
     return p > 0 ? p : 0;
   }
@@ -210,20 +272,34 @@ class Residual {
   const float* draft_ = nullptr;
 };
 
-// All threads: the mass of tokens [begin, end), added up in a fixed order.
+// f(i, weight) of the indices first, first + step, .. that are below end, in this order; kFlight of
+// them are loaded at once.
+template <int kFlight, class Weights, class F>
+__device__ __forceinline__ void for_weights(const Weights& weights, int64_t first, int64_t step,
+                                            int64_t end, bool& invalid, F f) {
+  for (int64_t at = first; at < end; at += kFlight * step) {
+    typename Weights::Loaded loaded[kFlight];
+#pragma unroll
+    for (int u = 0; u < kFlight; ++u) {
+      if (at + u * step < end) loaded[u] = weights.load(at + u * step);
+    }
+#pragma unroll
+    for (int u = 0; u < kFlight; ++u) {
+      const int64_t i = at + u * step;
+      if (i < end) f(i, weights.weight(i, loaded[u], invalid));
+    }
+  }
+}
+
+// All threads of a warp: the mass of tokens [begin, end), added up in a fixed order.
 template <class Weights>
-__device__ __forceinline__ float slice_mass(const Weights& weights, int64_t begin, int64_t end,
-                                            Sampled& s, bool& invalid) {
+__device__ __forceinline__ float mass_of(const Weights& weights, int64_t begin, int64_t end,
+                                         Sampled& s, bool& invalid) {
   weights.enter(begin, end, s);
   float mass = 0;
-#pragma unroll 4
-  for (int64_t i = begin + threadIdx.x; i < end; i += kCommitThreads) mass += weights(i, invalid);
-  mass = warp_sum(mass);
-  if (threadIdx.x % 32 == 0) s.warp_sums[threadIdx.x / 32] = mass;
-  __syncthreads();
-  float total = 0;
-  for (float x : s.warp_sums) total += x;
-  return total;
+  for_weights<8>(weights, begin + threadIdx.x % 32, 32, end, invalid,
+                 [&](int64_t, float w) { mass += w; });
+  return warp_sum(mass);
 }
 
 }  // namespace specfused::smxx

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// One pass over the logits, a CTA per (row, slice): the slice's largest logit as a 64-bit key and,
-// where the row is sampled from, sum exp((x - largest) / temperature).
+// One pass over the logits: the largest logit of each slice as a 64-bit key and, where the row is
+// sampled from, sum exp((x - largest) / temperature) of the slice and of each of its parts.
 //
 // A key orders as torch.argmax does: the value first (NaN above all), then the lower index. The
-// largest key of a row holds its argmax. 16-byte loads, kUnroll in flight.
+// largest key of a row holds its argmax.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "../../params.h"
+#include "../../ptx/grid.cuh"
+#include "../../ptx/mma.cuh"
 #include "../../sampling.h"
 #include "../../workspace.h"
 
@@ -37,8 +40,10 @@ __device__ __forceinline__ float argmax_value(uint64_t key) {
 }
 
 __device__ __forceinline__ uint64_t warp_max(uint64_t key) {
-  for (int step = 16; step > 0; step /= 2) key = max_of(key, __shfl_xor_sync(~0u, key, step));
-  return key;
+  const uint32_t mine = static_cast<uint32_t>(key >> 32);
+  const uint32_t high = __reduce_max_sync(~0u, mine);
+  const uint32_t low = __reduce_max_sync(~0u, mine == high ? static_cast<uint32_t>(key) : 0u);
+  return static_cast<uint64_t>(high) << 32 | low;
 }
 
 __device__ __forceinline__ float warp_sum(float x) {
@@ -77,116 +82,215 @@ __device__ __forceinline__ void unpack(const int4& bits, float* out, const __hal
   }
 }
 
-// What one thread has seen. Its indices need not ascend across calls; keys settle ties.
+// Of -infinity.
+__device__ __forceinline__ uint32_t lowest(const float*) { return 0xff800000u; }
+__device__ __forceinline__ uint16_t lowest(const __nv_bfloat16*) { return 0xff80u; }
+__device__ __forceinline__ uint16_t lowest(const __half*) { return 0xfc00u; }
+
+// A lane's share of a block: kVectors vectors, 32 of them apart.
+template <class T>
+struct Share {
+  static constexpr int kVector = 16 / sizeof(T);
+  static constexpr int kVectors = kRowBlock / kStatsThreads / kVector;
+  static constexpr int kElements = kVectors * kVector;
+
+  int4 bits[kVectors];
+
+  __device__ static constexpr int offset(int vector) { return vector * 32 * kVector; }
+
+  // From element `at` of the row on. What is behind the row is -infinity. Rows off the 16-byte
+  // borders, and the end of a row, in single elements: the same order, so the same sums.
+  __device__ __forceinline__ void load(const T* row, int64_t at, int64_t vocab) {
+    const bool aligned = reinterpret_cast<uintptr_t>(row) % 16 == 0;
+    if (aligned && at + offset(kVectors - 1) + kVector <= vocab) {
+#pragma unroll
+      for (int u = 0; u < kVectors; ++u) {
+        bits[u] = __ldcs(reinterpret_cast<const int4*>(row + at + offset(u)));
+      }
+      return;
+    }
+    using Raw = decltype(lowest(row));
+    const Raw* raw = reinterpret_cast<const Raw*>(row);
+#pragma unroll
+    for (int u = 0; u < kVectors; ++u) {
+      Raw elements[kVector];
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const int64_t j = at + offset(u) + i;
+        elements[i] = j < vocab ? raw[j] : lowest(row);
+      }
+      memcpy(&bits[u], elements, sizeof elements);
+    }
+  }
+};
+
+// What one thread has seen of a slice, or of several.
 template <bool kSums>
 struct Partial {
   uint64_t key = 0;
   float largest = -INFINITY;  // NaN left out
   float sum = 0;              // of exp2((x - largest) * scale)
 
-  // N values from index `at` on.
-  template <int N>
-  __device__ __forceinline__ void take(const float (&values)[N], uint32_t at, float scale) {
+  template <class T>
+  __device__ __forceinline__ void take(const Share<T>& share, uint32_t at, float scale) {
+    using S = Share<T>;
+    float values[S::kElements];
+#pragma unroll
+    for (int u = 0; u < S::kVectors; ++u) {
+      unpack(share.bits[u], values + u * S::kVector, static_cast<const T*>(nullptr));
+    }
     float best = values[0];
     uint32_t index = at;
 #pragma unroll
-    for (int i = 1; i < N; ++i) {
+    for (int i = 1; i < S::kElements; ++i) {
       // Not (x <= best) is also true of a NaN, which then stays.
       if (!(values[i] <= best) && best == best) {
         best = values[i];
-        index = at + i;
+        index = at + S::offset(i / S::kVector) + i % S::kVector;
       }
     }
     key = max_of(key, argmax_key(best, index));
     if constexpr (kSums) {
       const float above = fmaxf(largest, best);
       if (above == -INFINITY) return;
-      sum *= exp2f((largest - above) * scale);
+      sum *= ptx::exp2_approx((largest - above) * scale);
 #pragma unroll
-      for (int i = 0; i < N; ++i) sum += exp2f((values[i] - above) * scale);
+      for (float x : values) sum += ptx::exp2_approx((x - above) * scale);
       largest = above;
     }
   }
 };
 
-// grid = slices * rows, the slices of a row side by side.
-template <class T, bool kSums>
-__global__ __launch_bounds__(kStatsThreads) void row_stats_kernel(
-    const T* logits, int64_t stride, int64_t vocab, uint32_t slices, int64_t length,
-    const float* temperatures, uint32_t width, uint64_t* keys, float* sums) {
-  constexpr int kVector = 16 / sizeof(T);
-  constexpr int kUnroll = 4;
-  const uint32_t row_index = blockIdx.x / slices;
-  const int64_t begin = min_of<int64_t>(blockIdx.x % slices * length, vocab);
-  const int64_t count = min_of<int64_t>(length, vocab - begin);
-  const T* slice = logits + row_index * stride + begin;
-  const int64_t misaligned = reinterpret_cast<uintptr_t>(slice) % 16 / sizeof(T);
-  const int64_t head = min_of<int64_t>(misaligned == 0 ? 0 : kVector - misaligned, count);
-  const int64_t vectors = (count - head) / kVector;
-  const int4* vector = reinterpret_cast<const int4*>(slice + head);
-  const uint32_t first = static_cast<uint32_t>(begin + head);
-  const float scale = kSums ? exponent_scale(temperatures[row_index / width]) : 1;
+// Of each cell, a (row, slice).
+struct RowStats {
+  uint64_t* keys;
+  float* sums;
+  float* parts;  // [cells, kSliceParts], of exp2((x - largest of the slice) * scale) as the sums
+};
 
-  Partial<kSums> seen;
-  int64_t i = threadIdx.x;
-  for (; i + (kUnroll - 1) * kStatsThreads < vectors; i += kUnroll * kStatsThreads) {
-    int4 bits[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) bits[u] = __ldcs(vector + i + u * kStatsThreads);
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      float values[kVector];
-      unpack(bits[u], values, static_cast<const T*>(nullptr));
-      seen.take(values, first + static_cast<uint32_t>((i + u * kStatsThreads) * kVector), scale);
-    }
-  }
-  for (; i < vectors; i += kStatsThreads) {
-    float values[kVector];
-    unpack(__ldcs(vector + i), values, static_cast<const T*>(nullptr));
-    seen.take(values, first + static_cast<uint32_t>(i * kVector), scale);
-  }
-  // What no 16-byte load covers: before the first and after the last vector.
-  const int64_t tail = head + vectors * kVector;
-  for (int64_t j = threadIdx.x; j < head + count - tail; j += kStatsThreads) {
-    const int64_t at = j < head ? j : tail + j - head;
-    const float values[1] = {as_float(slice[at])};
-    seen.take(values, static_cast<uint32_t>(begin + at), scale);
-  }
+struct WarpStats {
+  uint64_t keys[kStatsThreads / 32];
+  float sums[kStatsThreads / 32];
+};
 
-  __shared__ uint64_t warp_keys[kStatsThreads / 32];
-  __shared__ float warp_sums[kStatsThreads / 32];
-  const uint64_t warp_key = warp_max(seen.key);
-  if (threadIdx.x % 32 == 0) warp_keys[threadIdx.x / 32] = warp_key;
-  __syncthreads();
-  uint64_t key = 0;
-#pragma unroll
-  for (int w = 0; w < kStatsThreads / 32; ++w) key = max_of(key, warp_keys[w]);
+// All threads: what the warps have seen, to shared memory. Ends with a barrier.
+template <bool kSums>
+__device__ __forceinline__ void collect(const Partial<kSums>& seen, float scale, WarpStats& to) {
+  const uint64_t key = warp_max(seen.key);
+  float sum = 0;
   if constexpr (kSums) {
-    // Where this is not finite, nobody uses the sum.
-    const float above = argmax_value(key);
-    const float mine = seen.sum > 0 ? seen.sum * exp2f((seen.largest - above) * scale) : 0;
-    const float warp_total = warp_sum(mine);
-    if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = warp_total;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      float total = 0;
-      for (float x : warp_sums) total += x;
-      sums[blockIdx.x] = total;
+    // Where the key's value is not finite, the sum is nothing or nobody's.
+    const float rescale = ptx::exp2_approx((seen.largest - argmax_value(key)) * scale);
+    sum = warp_sum(seen.sum > 0 ? seen.sum * rescale : 0);
+  }
+  if (threadIdx.x % 32 == 0) {
+    to.keys[threadIdx.x / 32] = key;
+    to.sums[threadIdx.x / 32] = sum;
+  }
+  __syncthreads();
+}
+
+// Warp 0, behind collect.
+template <bool kSums>
+__device__ __forceinline__ void write_stats(const WarpStats& from, float scale, int64_t cell,
+                                            const RowStats& to) {
+  const int lane = threadIdx.x;
+  const uint64_t mine = lane < kSliceParts ? from.keys[lane] : 0;
+  const uint64_t key = warp_max(mine);
+  if (lane == 0) to.keys[cell] = key;
+  if constexpr (kSums) {
+    const float sum = lane < kSliceParts ? from.sums[lane] : 0;
+    const float rescale = ptx::exp2_approx((argmax_value(mine) - argmax_value(key)) * scale);
+    const float part = sum > 0 ? sum * rescale : 0;
+    if (lane < kSliceParts) to.parts[cell * kSliceParts + lane] = part;
+    const float total = warp_sum(part);
+    if (lane == 0) to.sums[cell] = total;
+  }
+}
+
+struct RowStatsParams {
+  const void* logits;
+  int64_t stride;
+  int64_t vocab;
+  int64_t length;  // of a slice
+  int32_t slices;  // of a row
+  int32_t slices_per_cta;
+  int32_t ctas_per_row;
+  int32_t width;
+  const float* temperatures;  // with sums
+  RowStats to;                // without sums a key per CTA
+};
+
+// grid = rows * ctas_per_row, the CTAs of a row side by side. The next block is on its way while
+// one is taken.
+template <class T, bool kSums>
+__global__ __launch_bounds__(kStatsThreads,
+                             4) void row_stats_kernel(const __grid_constant__ RowStatsParams p) {
+  static_assert(kStatsThreads / 32 == kSliceParts, "a warp reads a part");
+  __shared__ WarpStats warps[2];
+  ptx::allow_next_grid();
+  const int64_t row = blockIdx.x / p.ctas_per_row;
+  const int first = static_cast<int>(blockIdx.x % p.ctas_per_row) * p.slices_per_cta;
+  const int last = min_of(first + p.slices_per_cta, p.slices);
+  const T* logits = static_cast<const T*>(p.logits) + row * p.stride;
+  const float scale = kSums ? exponent_scale(p.temperatures[row / p.width]) : 1;
+  const int64_t part = p.length / kSliceParts;
+  const int64_t offset = threadIdx.x / 32 * part + threadIdx.x % 32 * Share<T>::kVector;
+  const auto step = kRowBlock / kSliceParts;
+
+  Share<T> next;
+  next.load(logits, first * p.length + offset, p.vocab);
+  Partial<kSums> seen;
+  for (int slice = first; slice < last; ++slice) {
+    for (int64_t in_part = 0; in_part < part; in_part += step) {
+      const int64_t at = slice * p.length + offset + in_part;
+      const Share<T> now = next;
+      if (in_part + step < part) {
+        next.load(logits, at + step, p.vocab);
+      } else if (slice + 1 < last) {
+        next.load(logits, (slice + 1) * p.length + offset, p.vocab);
+      }
+      seen.take(now, static_cast<uint32_t>(at), scale);
+    }
+    if constexpr (kSums) {
+      // Of two buffers, so that the others need not wait for warp 0.
+      collect(seen, scale, warps[slice % 2]);
+      if (threadIdx.x < 32) {
+        write_stats<kSums>(warps[slice % 2], scale, row * p.slices + slice, p.to);
+      }
+      seen = {};
     }
   }
-  if (threadIdx.x == 0) keys[blockIdx.x] = key;
+  if constexpr (!kSums) {
+    collect(seen, scale, warps[0]);
+    if (threadIdx.x < 32) write_stats<kSums>(warps[0], scale, blockIdx.x, p.to);
+  }
+}
+
+inline int32_t stats_ctas_per_row(const CommitParams& p) {
+  const int64_t rows = static_cast<int64_t>(p.bs) * p.width;
+  return ceil_div(num_slices(p.vocab), slices_per_cta(rows, p.vocab));
 }
 
 template <bool kSums>
-cudaError_t launch_row_stats(const CommitParams& p, int slices, uint64_t* keys, float* sums,
-                             cudaStream_t stream) {
-  const int64_t ctas = static_cast<int64_t>(p.bs) * p.width * slices;
-  if (keys == nullptr || p.vocab < 1 || ctas > INT32_MAX) return cudaErrorInvalidValue;
+cudaError_t launch_row_stats(const CommitParams& p, const RowStats& to, cudaStream_t stream) {
+  const int64_t rows = static_cast<int64_t>(p.bs) * p.width;
+  const int32_t ctas_per_row = stats_ctas_per_row(p);
+  const int64_t ctas = rows * ctas_per_row;
+  if (to.keys == nullptr || p.vocab < 1 || ctas > INT32_MAX) return cudaErrorInvalidValue;
+  const RowStatsParams params{p.logits,
+                              p.stride_logits_row,
+                              p.vocab,
+                              slice_length(p.vocab),
+                              num_slices(p.vocab),
+                              slices_per_cta(rows, p.vocab),
+                              ctas_per_row,
+                              p.width,
+                              p.temperatures,
+                              to};
   const auto launch = [&](auto element) {
     using T = decltype(element);
-    row_stats_kernel<T, kSums><<<static_cast<unsigned>(ctas), kStatsThreads, 0, stream>>>(
-        static_cast<const T*>(p.logits), p.stride_logits_row, p.vocab, slices,
-        slice_length(p.vocab, slices), p.temperatures, p.width, keys, sums);
+    row_stats_kernel<T, kSums><<<static_cast<unsigned>(ctas), kStatsThreads, 0, stream>>>(params);
   };
   switch (p.logits_dtype) {
     case DType::kFloat32:

@@ -6,76 +6,75 @@
 //   logits and draft_probs  row stats -> residual -> walk, draw, move
 //
 // Row stats read every row once. Whoever needs the walk takes it again: it reads only the
-// probabilities of the drafted tokens. The draw picks a slice of the last row by the slices' masses
-// and reads that slice alone. All sums have a fixed order that the vocabulary decides.
+// probabilities of the drafted tokens. The draw picks a part of the last row by the parts' masses
+// and reads that part alone. All sums have a fixed order that the vocabulary decides.
 #include <cuda_runtime.h>
 
+#include "launch_early.cuh"
 #include "residual.cuh"
 #include "sample.h"
 
 namespace specfused::smxx {
 namespace {
 
-// grid = slices * requests: mass of each slice of the last row's residual.
+constexpr int kMaxParts = kMaxSlices * kSliceParts;
+constexpr int kSampledCtasPerSm = 7;  // 72 registers
+constexpr int kCommitWarps = kCommitThreads / 32;
+
+// grid = requests x slices: the masses of a slice's parts in the last row's residual.
 template <class T, bool kProbs>
 __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
-    const __grid_constant__ CommitParams p, int slices, int64_t length) {
+    const __grid_constant__ CommitParams p, int slices, int64_t part_length) {
   __shared__ Sampled s;
+  ptx::allow_next_grid();
   const int request = blockIdx.x / slices;
-  const int64_t begin = blockIdx.x % slices * length;
+  const int slice = blockIdx.x % slices;
   walk_sampled<T, kProbs>(p, request, slices, s);
   const int last = s.walk.path[s.walk.num_correct_drafts];
   const TargetRows<T, kProbs> rows{p, s, static_cast<int64_t>(request) * p.width, request};
-  SliceMass out{0, 0};
-  if (rows.usable(last)) {
+  const Residual<T, kProbs> weights(rows, last);
+  PartMass* out = SampleWorkspace(p, slices).masses + int64_t{request} * slices * kSliceParts;
+  for (int i = threadIdx.x / 32; i < kSliceParts; i += kCommitWarps) {
+    const int64_t part = slice * kSliceParts + i;
+    const int64_t begin = min_of(part * part_length, p.vocab);
+    const int64_t end = min_of(begin + part_length, p.vocab);
     bool invalid = false;
-    out.mass = slice_mass(Residual<T, kProbs>(rows, last), begin,
-                          min_of<int64_t>(begin + length, p.vocab), s, invalid);
-    out.invalid = __syncthreads_or(invalid);
+    const float mass = rows.usable(last) ? mass_of(weights, begin, end, s, invalid) : 0;
+    invalid = __any_sync(~0u, invalid);
+    if (threadIdx.x % 32 == 0) out[part] = {mass, invalid};
   }
-  if (threadIdx.x == 0) SampleWorkspace(p, slices).masses[blockIdx.x] = out;
 }
 
 struct Draw {
-  float mass[kMaxSampleSlices];  // of each slice
-  int32_t slice;                 // that holds the coin; -1: there is no mass
-  float before;                  // mass of the slices before it
-  float limit;                   // the token is the first whose running mass is above
-  float warp_ends[kCommitThreads / 32];
+  float mass[kMaxParts];      // of each part of the last row
+  float changed[kMaxWindow];  // mass of the parts that hold the rejected tokens, without those
+  float warp_ends[kCommitWarps];
   int32_t thread;
-  int64_t token;
+  int64_t picked;
+  float before;  // mass of what is before the picked one
+  float limit;   // the token is the first at which the running mass is above
 };
 
-// Thread 0: the slice that the coin falls into. Undershoot ends in the last token that has mass.
-__device__ __forceinline__ void pick_slice(float coin, int slices, Draw& d) {
-  float total = 0;
-  for (int i = 0; i < slices; ++i) total += d.mass[i];
-  d.limit = coin * total;
-  d.slice = -1;
-  float running = 0;
-  for (int i = 0; i < slices; ++i) {
-    if (!(d.mass[i] > 0)) continue;
-    d.slice = i;
-    d.before = running;
-    running += d.mass[i];
-    if (running > d.limit) return;
-  }
-  d.limit = INFINITY;
-}
+// Masses of parts, as weights.
+struct PartMasses {
+  using Loaded = float;
+  const float* mass;
+  __device__ __forceinline__ float load(int64_t part) const { return mass[part]; }
+  __device__ __forceinline__ float weight(int64_t, float x, bool&) const { return x; }
+};
 
-// All threads: the token of the slice at which the running mass exceeds the limit, to d.token. Each
-// thread has a run of consecutive tokens.
+// All threads: to d.picked the first of [begin, end) at which the running weight, d.before in front
+// of them, exceeds the limit; where rounding leaves none, the last that has weight; where none has,
+// d.picked stays. Each thread has a run of consecutive ones. Where of_total, the limit is relative.
 template <class Weights>
-__device__ __forceinline__ void pick_token(const Weights& weights, int64_t begin, int64_t end,
-                                           Sampled& s, Draw& d) {
-  weights.enter(begin, end, s);
+__device__ __forceinline__ void pick(const Weights& weights, int64_t begin, int64_t end,
+                                     float limit, bool of_total, Draw& d) {
   const int64_t run = ceil_div<int64_t>(end - begin, kCommitThreads);
   const int64_t mine = min_of<int64_t>(begin + threadIdx.x * run, end);
   const int64_t mine_end = min_of<int64_t>(mine + run, end);
   bool invalid = false;
   float mass = 0;
-#pragma unroll 4
-  for (int64_t i = mine; i < mine_end; ++i) mass += weights(i, invalid);
+  for_weights<4>(weights, mine, 1, mine_end, invalid, [&](int64_t, float w) { mass += w; });
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   float until = mass;  // inclusive over the warp
@@ -87,107 +86,152 @@ __device__ __forceinline__ void pick_token(const Weights& weights, int64_t begin
   if (threadIdx.x == 0) d.thread = -1;
   __syncthreads();
   float before = d.before;
-  for (int w = 0; w < warp; ++w) before += d.warp_ends[w];
-  // The first that exceeds the limit; where rounding leaves none, the last that has mass.
-  const bool hit = mass > 0 && before + until > d.limit;
+  float total = 0;
+  for (int w = 0; w < kCommitWarps; ++w) {
+    if (w < warp) before += d.warp_ends[w];
+    total += d.warp_ends[w];
+  }
+  if (of_total) limit *= total;
+  const bool hit = mass > 0 && before + until > limit;
   const int code = hit        ? 2 * kCommitThreads - static_cast<int>(threadIdx.x)
                    : mass > 0 ? static_cast<int>(threadIdx.x)
                               : -1;
   atomicMax(&d.thread, code);
   __syncthreads();
-  if (d.thread < 0 || d.thread != code) return;
-  float running = before + (until - mass);
-  for (int64_t i = mine; i < mine_end; ++i) {
-    const float w = weights(i, invalid);
-    if (!(w > 0)) continue;
-    d.token = i;
-    running += w;
-    if (running > d.limit) break;
+  if (d.thread >= 0 && d.thread == code) {
+    float running = before + (until - mass);
+    bool found = false;
+    for_weights<4>(weights, mine, 1, mine_end, invalid, [&](int64_t i, float w) {
+      if (found || !(w > 0)) return;
+      d.picked = i;
+      d.before = running;
+      running += w;
+      found = running > limit;
+    });
+    d.limit = found ? limit : INFINITY;  // rounding ends in the last token of the last part
   }
+  __syncthreads();
 }
 
 // All threads of CTA 0.
 template <class T, bool kProbs>
 __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, int slices,
-                                            int64_t length, bool has_masses, Sampled& s, Draw& d) {
+                                            int64_t part_length, bool has_masses, Sampled& s,
+                                            Draw& d) {
   const int64_t first = static_cast<int64_t>(request) * p.width;
   const TargetRows<T, kProbs> rows{p, s, first, request};
   const int last = s.walk.path[s.walk.num_correct_drafts];
   if (!rows.usable(last)) return {s.argmax[last], true};
   const Residual<T, kProbs> weights(rows, last);
   const SampleWorkspace from(p, slices);
+  const int parts = slices * kSliceParts;
   bool invalid = false;
-  const int i = threadIdx.x;
-  if (i < slices && has_masses) {
-    const SliceMass slice = from.masses[request * slices + i];
-    d.mass[i] = slice.mass;
-    invalid = slice.invalid != 0;
-  } else if (i < slices) {
-    const int64_t at = (first + last) * slices + i;
-    const float sum = from.sums[at];
-    const float largest = argmax_value(from.keys[at]);
-    d.mass[i] = sum > 0 ? sum * exp2f((largest - s.largest[last]) * s.scale) * s.inv_sum[last] : 0;
+  constexpr int kPerThread = kMaxParts / kCommitThreads;
+  float mass[kPerThread];
+  float largest[kPerThread];
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) {
+    const int i = threadIdx.x + k * kCommitThreads;
+    if (i >= parts) continue;
+    if (has_masses) {
+      const PartMass part = from.masses[int64_t{request} * parts + i];
+      mass[k] = part.mass;
+      invalid = invalid || part.invalid != 0;
+    } else {
+      const int64_t row = first + last;
+      mass[k] = from.stats.parts[row * parts + i];
+      largest[k] = argmax_value(from.stats.keys[row * slices + i / kSliceParts]);
+    }
+  }
+  // Parts that lost tokens, added up again without them: a difference would leave the rounding. A
+  // warp each; of several tokens of one part the same value.
+  const int rejected = has_masses ? 0 : s.num_rejected;
+  const auto rejected_part = [&](int r) {
+    const int64_t token = s.walk.draft_tokens[s.rejected[r]];
+    return token >= 0 && token < p.vocab ? token / part_length : -1;
+  };
+  for (int r = threadIdx.x / 32; r < rejected; r += kCommitWarps) {
+    const int64_t part = rejected_part(r);
+    if (part < 0) continue;
+    const int64_t begin = part * part_length;
+    const int64_t end = min_of<int64_t>(begin + part_length, p.vocab);
+    const float left = mass_of(weights, begin, end, s, invalid);
+    if (threadIdx.x % 32 == 0) d.changed[r] = left;
+  }
+#pragma unroll
+  for (int k = 0; k < kPerThread; ++k) {
+    const int i = threadIdx.x + k * kCommitThreads;
+    if (i >= parts) continue;
+    if (!has_masses) {
+      const float rescale = exp2f((largest[k] - s.largest[last]) * s.scale) * s.inv_sum[last];
+      mass[k] = mass[k] > 0 ? mass[k] * rescale : 0;
+    }
+    d.mass[i] = mass[k];
+  }
+  if (threadIdx.x == 0) {
+    d.before = 0;
+    d.picked = -1;
   }
   invalid = __syncthreads_or(invalid);
-  // Slices that lost tokens, added up again without them: a difference would leave the rounding.
-  uint32_t changed = 0;
-  for (int r = 0; r < s.num_rejected && !has_masses; ++r) {
-    const int64_t token = s.walk.draft_tokens[s.rejected[r]];
-    if (token >= 0 && token < p.vocab) changed |= 1u << (token / length);
-  }
-  for (; changed != 0; changed &= changed - 1) {
-    const int slice = __ffs(changed) - 1;
-    const float mass = slice_mass(weights, slice * length,
-                                  min_of<int64_t>((slice + 1) * length, p.vocab), s, invalid);
-    if (threadIdx.x == 0) d.mass[slice] = mass;
+  if (threadIdx.x < rejected && rejected_part(threadIdx.x) >= 0) {
+    d.mass[rejected_part(threadIdx.x)] = d.changed[threadIdx.x];
   }
   __syncthreads();
-  if (threadIdx.x == 0) {
-    pick_slice(p.coins_final[request], slices, d);
-    // No mass: the likeliest of those that took it all, so the token has a probability above 0.
-    d.token = s.likeliest >= 0 ? s.walk.draft_tokens[s.likeliest] : kProbs ? 0 : s.argmax[last];
+  pick(PartMasses{d.mass}, 0, parts, p.coins_final[request], /*of_total=*/true, d);
+  const int64_t part = d.picked;
+  // No mass: the likeliest of those that took it all, so the token has a probability above 0.
+  int64_t token = s.likeliest >= 0 ? s.walk.draft_tokens[s.likeliest] : kProbs ? 0 : s.argmax[last];
+  if (part >= 0) {
+    __syncthreads();
+    if (threadIdx.x == 0) d.picked = -1;
+    const int64_t begin = part * part_length;
+    const int64_t end = min_of<int64_t>(begin + part_length, p.vocab);
+    weights.enter(begin, end, s);
+    pick(weights, begin, end, d.limit, /*of_total=*/false, d);
+    if (d.picked >= 0) token = d.picked;
   }
-  __syncthreads();
-  if (d.slice >= 0) {
-    const int64_t begin = d.slice * length;
-    pick_token(weights, begin, min_of<int64_t>(begin + length, p.vocab), s, d);
-  }
-  __syncthreads();
-  return {d.token, s.invalid || invalid};
+  return {token, s.invalid || invalid};
 }
 
-// grid = (1 + movers, requests).
+// grid = requests x (1 + movers).
 template <class T, bool kProbs>
-__global__ __launch_bounds__(kCommitThreads, kCommitCtasPerSm) void sampled_commit_kernel(
-    const __grid_constant__ CommitParams p, int slices, int64_t length, bool has_masses) {
+__global__ __launch_bounds__(kCommitThreads, kSampledCtasPerSm) void sampled_commit_kernel(
+    const __grid_constant__ CommitParams p, int slices, int64_t part_length, bool has_masses) {
   __shared__ Sampled s;
   __shared__ Draw d;
-  const int request = blockIdx.y;
-  Mover mover(p, static_cast<int64_t>(request) * p.width, static_cast<int>(blockIdx.x) - 1,
-              gridDim.x - 1);
-  walk_sampled<T, kProbs>(p, request, slices, s);
-  if (blockIdx.x > 0) {
+  const CtaOfRequest cta(p.bs);
+  Mover mover(p, static_cast<int64_t>(cta.request) * p.width, cta.part - 1, cta.parts - 1);
+  walk_sampled<T, kProbs>(p, cta.request, slices, s);
+  if (cta.part > 0) {
     mover.run(s.walk);
     return;
   }
-  const Bonus bonus = draw_bonus<T, kProbs>(p, request, slices, length, has_masses, s, d);
-  write_decision(p, request, s.walk, bonus);
+  const Bonus bonus = draw_bonus<T, kProbs>(p, cta.request, slices, part_length, has_masses, s, d);
+  write_decision(p, cta.request, s.walk, bonus);
 }
 
 template <class T, bool kProbs>
 cudaError_t launch(const CommitParams& p, int slices, cudaStream_t stream) {
-  const int64_t length = slice_length(p.vocab, slices);
+  const int64_t part_length = slice_length(p.vocab) / kSliceParts;
   const bool has_masses = kProbs || p.draft_probs != nullptr;
+  const unsigned grid = grid_of(p.bs, 1 + num_movers(p, kSampledCtasPerSm));
+  if (grid == 0) return cudaErrorInvalidValue;
   if (has_masses) {
-    residual_kernel<T, kProbs>
-        <<<static_cast<unsigned>(p.bs * slices), kCommitThreads, 0, stream>>>(p, slices, length);
-    const cudaError_t error = cudaGetLastError();
+    const unsigned residual_grid = grid_of(p.bs, slices);
+    if (residual_grid == 0) return cudaErrorInvalidValue;
+    cudaError_t error;
+    if constexpr (kProbs) {  // the first launch: what it reads may come from the grid in front
+      residual_kernel<T, kProbs>
+          <<<residual_grid, kCommitThreads, 0, stream>>>(p, slices, part_length);
+      error = cudaGetLastError();
+    } else {
+      error = launch_early(residual_kernel<T, kProbs>, residual_grid, kCommitThreads, stream, p,
+                           slices, part_length);
+    }
     if (error != cudaSuccess) return error;
   }
-  const dim3 grid(1 + num_movers(p), p.bs);
-  sampled_commit_kernel<T, kProbs>
-      <<<grid, kCommitThreads, 0, stream>>>(p, slices, length, has_masses);
-  return cudaGetLastError();
+  return launch_early(sampled_commit_kernel<T, kProbs>, grid, kCommitThreads, stream, p, slices,
+                      part_length, has_masses);
 }
 
 }  // namespace
@@ -195,11 +239,10 @@ cudaError_t launch(const CommitParams& p, int slices, cudaStream_t stream) {
 int run_sampled_commit(const CommitParams& p, void* stream) {
   if (p.workspace == nullptr || p.vocab < 1) return cudaErrorInvalidValue;
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const int slices = sample_slices(p.vocab);
+  const int slices = num_slices(p.vocab);
   if (p.logits == nullptr) return launch<float, true>(p, slices, cuda_stream);
-  const SampleWorkspace to(p, slices);
   const cudaError_t error =
-      launch_row_stats</*kSums=*/true>(p, slices, to.keys, to.sums, cuda_stream);
+      launch_row_stats</*kSums=*/true>(p, SampleWorkspace(p, slices).stats, cuda_stream);
   if (error != cudaSuccess) return error;
   switch (p.logits_dtype) {
     case DType::kFloat32:
