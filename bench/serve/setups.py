@@ -125,6 +125,8 @@ def setup(name: str, model: Model, cuda: bool) -> Setup:
         }
         if model.dummy:
             env["SGLANG_SIMULATE_ACC_LEN"] = str(accept)
-        else:
-            accept = None
+        if detail == "off":
+            accept = 1.0  # never drafts
+        elif not model.dummy or library == "specfused" and detail not in ("", "on"):
+            accept = None  # what it realises is the point
     return Setup(name, engine, env, accept)

@@ -29,6 +29,7 @@ from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
 ANCHOR_BS = 8
 PILOT_TOKENS = 32
+MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
 
 
 class Failed(Exception):
@@ -178,10 +179,10 @@ class Suite:
     def n_out(self, child: Child, bs: int) -> int:
         """Tokens a request for one repeat: its share of the wanted seconds, as the pool allows."""
         pilot = child.measure(bs, self.args.tokens_in, PILOT_TOKENS)
-        per_token = pilot["seconds"] / pilot["tokens"] * bs
-        wanted = 1.1 * self.args.decode_seconds / self.args.repeats / max(per_token, 1e-6)
+        per_token = max(pilot["seconds"], 1e-3) / pilot["tokens"] * bs
+        wanted = 1.1 * self.args.decode_seconds / self.args.repeats / per_token
         room = self.args.pool_tokens // bs - self.args.tokens_in - 64
-        return max(PILOT_TOKENS, min(int(wanted) + 1, room))
+        return max(PILOT_TOKENS, min(int(wanted) + 1, room, MOST_TOKENS))
 
     def measure(self, children: list[Child], bs: int):
         """All children in turns; a child that fails is left out from there on."""

@@ -19,10 +19,13 @@ def test_names_become_engines(tmp_path):
     assert not plain.env and "speculative_algorithm" not in plain.engine
     tree = setup("specfused-tree-auto", model, cuda=True)
     assert tree.engine["attention_backend"] == "specfused"
-    assert tree.engine["speculative_eagle_topk"] == 4 and tree.accept == 3.0
+    assert tree.engine["speculative_eagle_topk"] == 4 and tree.accept is None
     assert tree.engine["speculative_num_draft_tokens"] == 16
     assert tree.env["SPECFUSED_MODE"] == "auto" and tree.env["SGLANG_SIMULATE_ACC_LEN"] == "3.0"
-    assert setup("specfused-chain", model, cuda=True).env["SPECFUSED_MODE"] == "stock"
+    chain = setup("specfused-chain", model, cuda=True)
+    assert chain.env["SPECFUSED_MODE"] == "stock" and chain.accept == 2.5
+    assert setup("specfused-chain-on", model, cuda=True).accept == 2.5
+    assert setup("specfused-chain-off", model, cuda=True).accept == 1.0
 
 
 def test_a_trained_model_has_real_acceptance():
