@@ -27,11 +27,14 @@ struct SampledAccept {
   int likeliest = -1;  // of them
   Real likeliest_prob = 0;
   Real sum = 0;          // of their probabilities
+  uint64_t seen = 0;     // a bit of each of their tokens: most children need no look at the list
   bool invalid = false;  // a probability could not be used
 
   SPECFUSED_HD bool operator()(int node, int child) {
     if (has_draft_probs && num_rejected > 0) return false;  // a chain has no second child
-    for (int i = 0; i < num_rejected; ++i) {
+    const uint64_t bit = uint64_t{1} << (static_cast<uint64_t>(draft_tokens[child]) % 64);
+    const int known = (seen & bit) != 0 ? num_rejected : 0;
+    for (int i = 0; i < known; ++i) {
       if (draft_tokens[rejected[i]] == draft_tokens[child]) return false;  // it was asked before
     }
     const Real p = rows.target(node, child);
@@ -51,9 +54,11 @@ struct SampledAccept {
       likeliest = -1;
       likeliest_prob = 0;
       sum = 0;
+      seen = 0;
       return true;
     }
     rejected[num_rejected++] = child;
+    seen |= bit;
     if (p > likeliest_prob) {
       likeliest = child;
       likeliest_prob = p;

@@ -94,7 +94,7 @@ SPECFUSED_HD int num_units(const CommitParams& p) {
   return p.kv.num_buffers + num_hidden_pieces(p);
 }
 
-constexpr int kSms = 128;  // about; an H200 has 132
+constexpr int kSms = 132;  // of an H200
 
 inline int num_movers(const CommitParams& p, int ctas_per_sm) {
   if (p.next_token == nullptr || p.width == 1) return 0;

@@ -58,15 +58,15 @@ struct TargetRows {
     return kProbs || isfinite(s.largest[node]);
   }
 
-  __device__ __forceinline__ T load(int node, int64_t token) const {
+  __device__ __forceinline__ const T* row(int node) const {
     if constexpr (kProbs) {
-      return p.target_probs[(first + node) * p.stride_target_probs_row + token];
+      return p.target_probs + (first + node) * p.stride_target_probs_row;
     } else {
-      return static_cast<const T*>(p.logits)[(first + node) * p.stride_logits_row + token];
+      return static_cast<const T*>(p.logits) + (first + node) * p.stride_logits_row;
     }
   }
 
-  // Of what was loaded. Below 0: cannot be used.
+  // Of an element of the row. Below 0: cannot be used.
   __device__ __forceinline__ float prob(int node, T x) const {
     if constexpr (kProbs) {
       return is_weight(x) ? x : -1;
@@ -82,7 +82,7 @@ struct TargetRows {
   __device__ __forceinline__ float read_target(int node, int child) const {
     const int64_t token = s.walk.draft_tokens[child];
     if (!usable(node)) return -1;
-    return token >= 0 && token < p.vocab ? prob(node, load(node, token)) : 0;
+    return token >= 0 && token < p.vocab ? prob(node, row(node)[token]) : 0;
   }
 
   __device__ __forceinline__ float read_draft(int node, int child) const {
@@ -219,12 +219,12 @@ template <class T, bool kProbs>
 class Residual {
  public:
   __device__ __forceinline__ Residual(const TargetRows<T, kProbs>& rows, int node)
-      : rows_(rows), node_(node) {
+      : rows_(rows), node_(node), target_(rows.row(node)) {
     if (rows.p.draft_probs != nullptr && rows.s.num_rejected > 0) draft_ = rows.draft_row(node);
   }
 
   // All threads of a warp: lists the rejected tokens among [begin, end).
-  __device__ __forceinline__ void enter(int64_t begin, int64_t end, Sampled& s) const {
+  __device__ __forceinline__ void enter(uint32_t begin, uint32_t end, Sampled& s) const {
     const int warp = threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     const int rejected = rows_.p.draft_probs == nullptr ? s.num_rejected : 0;
@@ -250,55 +250,67 @@ class Residual {
     float draft;
   };
 
-  __device__ __forceinline__ Loaded load(int64_t token) const {
-    return {rows_.load(node_, token), draft_ != nullptr ? draft_[token] : 0};
+  __device__ __forceinline__ Loaded load(uint32_t token) const {
+    return {target_[token], draft_ != nullptr ? draft_[token] : 0};
   }
 
-  // Of one of the tokens that were entered. `invalid` is set where it cannot be used.
-  __device__ __forceinline__ float weight(int64_t token, const Loaded& x, bool& invalid) const {
+  // `invalid` is set where the token cannot be used.
+  __device__ __forceinline__ float weight(const Loaded& x, bool& invalid) const {
     const float p = rows_.prob(node_, x.target);
     if constexpr (kProbs) invalid = invalid || p < 0;
     if (draft_ != nullptr) return residual(p, x.draft);
-    const int warp = threadIdx.x / 32;
-    for (int i = 0; i < rows_.s.num_removed[warp]; ++i) {
-      if (rows_.s.removed[warp][i] == token) return 0;
-    }
     return p > 0 ? p : 0;
+  }
+
+  // Which of the tokens first + u * kStep, u < 32, are listed: bit u.
+  template <int kStep>
+  __device__ __forceinline__ uint32_t removed_of(uint32_t first) const {
+    const int warp = threadIdx.x / 32;
+    uint32_t bits = 0;
+    for (int i = 0; i < rows_.s.num_removed[warp]; ++i) {
+      const uint32_t distance = rows_.s.removed[warp][i] - first;  // large for one in front
+      const bool one = distance < 32 * kStep && distance % kStep == 0;
+      bits |= (one ? 1u : 0u) << (distance / kStep % 32);
+    }
+    return bits;
   }
 
  private:
   const TargetRows<T, kProbs>& rows_;
   int node_;
+  const T* target_;
   const float* draft_ = nullptr;
 };
 
-// f(i, weight) of the indices first, first + step, .. that are below end, in this order; kFlight of
-// them are loaded at once.
-template <int kFlight, class Weights, class F>
-__device__ __forceinline__ void for_weights(const Weights& weights, int64_t first, int64_t step,
-                                            int64_t end, bool& invalid, F f) {
-  for (int64_t at = first; at < end; at += kFlight * step) {
+// f(i, weight) of the indices first, first + kStep, .. that are below end, in this order; kFlight
+// of them are loaded at once.
+template <int kFlight, int kStep, class Weights, class F>
+__device__ __forceinline__ void for_weights(const Weights& weights, uint32_t first, uint32_t end,
+                                            bool& invalid, F f) {
+  for (uint32_t at = first; at < end; at += kFlight * kStep) {
     typename Weights::Loaded loaded[kFlight];
 #pragma unroll
     for (int u = 0; u < kFlight; ++u) {
-      if (at + u * step < end) loaded[u] = weights.load(at + u * step);
+      if (at + u * kStep < end) loaded[u] = weights.load(at + u * kStep);
     }
+    const uint32_t removed = weights.template removed_of<kStep>(at);
 #pragma unroll
     for (int u = 0; u < kFlight; ++u) {
-      const int64_t i = at + u * step;
-      if (i < end) f(i, weights.weight(i, loaded[u], invalid));
+      if (at + u * kStep >= end) break;
+      const float w = weights.weight(loaded[u], invalid);
+      f(at + u * kStep, (removed >> u & 1) != 0 ? 0 : w);
     }
   }
 }
 
 // All threads of a warp: the mass of tokens [begin, end), added up in a fixed order.
 template <class Weights>
-__device__ __forceinline__ float mass_of(const Weights& weights, int64_t begin, int64_t end,
+__device__ __forceinline__ float mass_of(const Weights& weights, uint32_t begin, uint32_t end,
                                          Sampled& s, bool& invalid) {
   weights.enter(begin, end, s);
   float mass = 0;
-  for_weights<8>(weights, begin + threadIdx.x % 32, 32, end, invalid,
-                 [&](int64_t, float w) { mass += w; });
+  for_weights<8, 32>(weights, begin + threadIdx.x % 32, end, invalid,
+                     [&](uint32_t, float w) { mass += w; });
   return warp_sum(mass);
 }
 

@@ -24,7 +24,7 @@ constexpr int kCommitWarps = kCommitThreads / 32;
 // grid = requests x slices: the masses of a slice's parts in the last row's residual.
 template <class T, bool kProbs>
 __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
-    const __grid_constant__ CommitParams p, int slices, int64_t part_length) {
+    const __grid_constant__ CommitParams p, int slices, uint32_t part_length) {
   __shared__ Sampled s;
   ptx::allow_next_grid();
   const int request = blockIdx.x / slices;
@@ -35,9 +35,9 @@ __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
   const Residual<T, kProbs> weights(rows, last);
   PartMass* out = SampleWorkspace(p, slices).masses + int64_t{request} * slices * kSliceParts;
   for (int i = threadIdx.x / 32; i < kSliceParts; i += kCommitWarps) {
-    const int64_t part = slice * kSliceParts + i;
-    const int64_t begin = min_of(part * part_length, p.vocab);
-    const int64_t end = min_of(begin + part_length, p.vocab);
+    const uint32_t part = slice * kSliceParts + i;
+    const uint32_t begin = min_of<uint32_t>(part * part_length, p.vocab);
+    const uint32_t end = min_of<uint32_t>(begin + part_length, p.vocab);
     bool invalid = false;
     const float mass = rows.usable(last) ? mass_of(weights, begin, end, s, invalid) : 0;
     invalid = __any_sync(~0u, invalid);
@@ -47,10 +47,10 @@ __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
 
 struct Draw {
   float mass[kMaxParts];      // of each part of the last row
-  float changed[kMaxWindow];  // mass of the parts that hold the rejected tokens, without those
+  float changed[kMaxWindow];  // of the part of a rejected token without those; -1: see another
   float warp_ends[kCommitWarps];
   int32_t thread;
-  int64_t picked;
+  int32_t picked;
   float before;  // mass of what is before the picked one
   float limit;   // the token is the first at which the running mass is above
 };
@@ -59,22 +59,26 @@ struct Draw {
 struct PartMasses {
   using Loaded = float;
   const float* mass;
-  __device__ __forceinline__ float load(int64_t part) const { return mass[part]; }
-  __device__ __forceinline__ float weight(int64_t, float x, bool&) const { return x; }
+  __device__ __forceinline__ float load(uint32_t part) const { return mass[part]; }
+  __device__ __forceinline__ float weight(float x, bool&) const { return x; }
+  template <int kStep>
+  __device__ __forceinline__ uint32_t removed_of(uint32_t) const {
+    return 0;
+  }
 };
 
 // All threads: to d.picked the first of [begin, end) at which the running weight, d.before in front
 // of them, exceeds the limit; where rounding leaves none, the last that has weight; where none has,
 // d.picked stays. Each thread has a run of consecutive ones. Where of_total, the limit is relative.
 template <class Weights>
-__device__ __forceinline__ void pick(const Weights& weights, int64_t begin, int64_t end,
+__device__ __forceinline__ void pick(const Weights& weights, uint32_t begin, uint32_t end,
                                      float limit, bool of_total, Draw& d) {
-  const int64_t run = ceil_div<int64_t>(end - begin, kCommitThreads);
-  const int64_t mine = min_of<int64_t>(begin + threadIdx.x * run, end);
-  const int64_t mine_end = min_of<int64_t>(mine + run, end);
+  const uint32_t run = ceil_div<uint32_t>(end - begin, kCommitThreads);
+  const uint32_t mine = min_of(begin + threadIdx.x * run, end);
+  const uint32_t mine_end = min_of(mine + run, end);
   bool invalid = false;
   float mass = 0;
-  for_weights<4>(weights, mine, 1, mine_end, invalid, [&](int64_t, float w) { mass += w; });
+  for_weights<4, 1>(weights, mine, mine_end, invalid, [&](uint32_t, float w) { mass += w; });
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   float until = mass;  // inclusive over the warp
@@ -101,7 +105,7 @@ __device__ __forceinline__ void pick(const Weights& weights, int64_t begin, int6
   if (d.thread >= 0 && d.thread == code) {
     float running = before + (until - mass);
     bool found = false;
-    for_weights<4>(weights, mine, 1, mine_end, invalid, [&](int64_t i, float w) {
+    for_weights<4, 1>(weights, mine, mine_end, invalid, [&](uint32_t i, float w) {
       if (found || !(w > 0)) return;
       d.picked = i;
       d.before = running;
@@ -116,7 +120,7 @@ __device__ __forceinline__ void pick(const Weights& weights, int64_t begin, int6
 // All threads of CTA 0.
 template <class T, bool kProbs>
 __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, int slices,
-                                            int64_t part_length, bool has_masses, Sampled& s,
+                                            uint32_t part_length, bool has_masses, Sampled& s,
                                             Draw& d) {
   const int64_t first = static_cast<int64_t>(request) * p.width;
   const TargetRows<T, kProbs> rows{p, s, first, request};
@@ -144,17 +148,23 @@ __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, 
     }
   }
   // Parts that lost tokens, added up again without them: a difference would leave the rounding. A
-  // warp each; of several tokens of one part the same value.
+  // warp each; of several tokens of one part the first has it.
   const int rejected = has_masses ? 0 : s.num_rejected;
   const auto rejected_part = [&](int r) {
     const int64_t token = s.walk.draft_tokens[s.rejected[r]];
-    return token >= 0 && token < p.vocab ? token / part_length : -1;
+    const bool known = token >= 0 && token < p.vocab;
+    return known ? static_cast<int>(static_cast<uint32_t>(token) / part_length) : -1;
   };
   for (int r = threadIdx.x / 32; r < rejected; r += kCommitWarps) {
-    const int64_t part = rejected_part(r);
-    if (part < 0) continue;
-    const int64_t begin = part * part_length;
-    const int64_t end = min_of<int64_t>(begin + part_length, p.vocab);
+    const int part = rejected_part(r);
+    bool repeated = part < 0;
+    for (int i = threadIdx.x % 32; i < r; i += 32) repeated = repeated || rejected_part(i) == part;
+    if (__any_sync(~0u, repeated)) {
+      if (threadIdx.x % 32 == 0) d.changed[r] = -1;
+      continue;
+    }
+    const uint32_t begin = part * part_length;
+    const uint32_t end = min_of<uint32_t>(begin + part_length, p.vocab);
     const float left = mass_of(weights, begin, end, s, invalid);
     if (threadIdx.x % 32 == 0) d.changed[r] = left;
   }
@@ -173,19 +183,19 @@ __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, 
     d.picked = -1;
   }
   invalid = __syncthreads_or(invalid);
-  if (threadIdx.x < rejected && rejected_part(threadIdx.x) >= 0) {
+  if (threadIdx.x < rejected && d.changed[threadIdx.x] >= 0) {
     d.mass[rejected_part(threadIdx.x)] = d.changed[threadIdx.x];
   }
   __syncthreads();
   pick(PartMasses{d.mass}, 0, parts, p.coins_final[request], /*of_total=*/true, d);
-  const int64_t part = d.picked;
+  const int part = d.picked;
   // No mass: the likeliest of those that took it all, so the token has a probability above 0.
   int64_t token = s.likeliest >= 0 ? s.walk.draft_tokens[s.likeliest] : kProbs ? 0 : s.argmax[last];
   if (part >= 0) {
     __syncthreads();
     if (threadIdx.x == 0) d.picked = -1;
-    const int64_t begin = part * part_length;
-    const int64_t end = min_of<int64_t>(begin + part_length, p.vocab);
+    const uint32_t begin = part * part_length;
+    const uint32_t end = min_of<uint32_t>(begin + part_length, p.vocab);
     weights.enter(begin, end, s);
     pick(weights, begin, end, d.limit, /*of_total=*/false, d);
     if (d.picked >= 0) token = d.picked;
@@ -196,7 +206,7 @@ __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, 
 // grid = requests x (1 + movers).
 template <class T, bool kProbs>
 __global__ __launch_bounds__(kCommitThreads, kSampledCtasPerSm) void sampled_commit_kernel(
-    const __grid_constant__ CommitParams p, int slices, int64_t part_length, bool has_masses) {
+    const __grid_constant__ CommitParams p, int slices, uint32_t part_length, bool has_masses) {
   __shared__ Sampled s;
   __shared__ Draw d;
   const CtaOfRequest cta(p.bs);
@@ -212,7 +222,7 @@ __global__ __launch_bounds__(kCommitThreads, kSampledCtasPerSm) void sampled_com
 
 template <class T, bool kProbs>
 cudaError_t launch(const CommitParams& p, int slices, cudaStream_t stream) {
-  const int64_t part_length = slice_length(p.vocab) / kSliceParts;
+  const auto part_length = static_cast<uint32_t>(slice_length(p.vocab) / kSliceParts);
   const bool has_masses = kProbs || p.draft_probs != nullptr;
   const unsigned grid = grid_of(p.bs, 1 + num_movers(p, kSampledCtasPerSm));
   if (grid == 0) return cudaErrorInvalidValue;
