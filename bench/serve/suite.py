@@ -126,7 +126,7 @@ class Suite:
             "disable_prefill_cuda_graph": True,
         }
         if self.cuda:
-            self.common["cuda_graph_max_bs_decode"] = most
+            self.common["cuda_graph_bs_decode"] = sorted(set(args.concurrency))
         else:
             self.common |= {"device": "cpu", "disable_cuda_graph": True, "skip_server_warmup": True}
             self.common["context_length"] = 1024
