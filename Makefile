@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   everything it needs, then a real engine with and without speculation
 # make test   everything it needs, then lint and all tests
-# Both set up .venv (Python >= 3.11, CPU build of torch) and .sglang/<version> on first use.
+# make kernel-checks   the CUDA kernels alone, without torch or Python (tests/kernels)
+# make sanitize        the same under compute-sanitizer
+# The first two set up .venv (Python >= 3.11, CPU build of torch) and .sglang/<version> on first use.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +14,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find csrc cmake specfused -name '*.[ch]*' -o -name '*.cu' -o -name '*.py' \
              -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test lint bench install clean
+.PHONY: demo test lint bench install kernel-checks check-programs sanitize clean
 
 # On a machine without a GPU the engine needs stand-ins for SGLang's compiled packages.
 CPU_ENGINE = CUDA_VISIBLE_DEVICES= SGLANG_USE_CPU_ENGINE=1 TORCHDYNAMO_DISABLE=1 \
@@ -37,6 +39,31 @@ lint: $(VENV)/.packages
 
 bench: install
 	$(BIN)/python bench/run.py
+
+# Builds build/checks/attn_check and commit_check for SPECFUSED_ARCHS; runs them where a GPU is.
+comma := ,
+NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) \
+          $(wildcard /usr/local/cuda/bin/nvcc))
+COMPUTE_SANITIZER ?= compute-sanitizer
+
+kernel-checks: check-programs
+ifneq ($(GPU),)
+	build/checks/attn_check
+	build/checks/commit_check
+endif
+
+check-programs:
+	cmake -S . -B build/checks -DSPECFUSED_CHECKS=ON -DSPECFUSED_MODULES=OFF \
+	  -DSPECFUSED_ARCHS="$(subst $(comma),;,$(SPECFUSED_ARCHS))" -DCMAKE_CUDA_COMPILER=$(NVCC)
+	cmake --build build/checks --parallel $${MAX_JOBS:-$$(nproc)}
+
+sanitize: check-programs
+	for tool in memcheck racecheck initcheck synccheck; do \
+	  for check in attn_check commit_check; do \
+	    $(COMPUTE_SANITIZER) --tool $$tool --error-exitcode 1 build/checks/$$check --sanitize \
+	      || exit 1; \
+	  done; \
+	done
 
 install: $(VENV)/.specfused
 
