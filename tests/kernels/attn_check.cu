@@ -297,7 +297,6 @@ void time_shape(int bs, int64_t context, int num_rows, const std::string& name, 
       graph_times(std::max(20, sets), [&](int i, cudaStream_t s) { c.launch(i % sets, s); });
   std::printf("%-28s %8.2f us (p10 %.2f p90 %.2f) %6.0f GB/s\n", name.c_str(), us.median, us.p10,
               us.p90, bytes / us.median / 1e3);
-  std::fflush(stdout);
 }
 
 int run(const Options& options) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +18,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../../csrc/launch.h"
@@ -54,7 +56,6 @@ __attribute__((format(printf, 2, 3))) inline void expect(bool holds, const char*
 
 inline void cuda_ok(int error, const char* call, const char* file, int line) {
   if (error == 0) return;
-  std::fflush(stdout);
   end(kFailed, "%s at %s:%d: %s.", call, file, line, smxx::error_string(error));
 }
 #define CUDA_OK(call) ::specfused::checks::cuda_ok((call), #call, __FILE__, __LINE__)
@@ -94,7 +95,8 @@ class Dev {  // device array
  public:
   Dev() = default;
   explicit Dev(const Vec<T>& values) { put(values); }
-  Dev(Dev&& other) noexcept : data_(other.data_), size_(other.size_) { other.data_ = nullptr; }
+  Dev(Dev&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   Dev(const Dev&) = delete;
   Dev& operator=(const Dev&) = delete;
   ~Dev() { cudaFree(data_); }
@@ -182,6 +184,7 @@ inline double number(const char* option, const char* text) {
 
 inline Options parse_options(int argc, char** argv, const char* name) {
   program = name;
+  std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12);  // what was said is out before a crash
   Options options;
   options.seed = std::random_device{}();
   for (int i = 1; i < argc; ++i) {
@@ -228,6 +231,7 @@ class Groups {
   Groups(const Options& options, double seconds) : options_(options), seconds_(seconds) {
     if (options_.list) return;
     require_gpu();
+    alarm(static_cast<unsigned>(2 * seconds) + 60);  // a launch that never ends
     std::printf("%s: --seed %llu\n", program, static_cast<unsigned long long>(options_.seed));
   }
 
@@ -252,7 +256,6 @@ class Groups {
     const long long cases = body(random);
     std::printf("%-36s %7lld cases %4d failures %6.1f s\n", name.c_str(), cases, failures - before,
                 clock.seconds());
-    std::fflush(stdout);
   }
 
   int finish() const {

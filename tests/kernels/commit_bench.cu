@@ -211,7 +211,6 @@ void time_shape(const TimedShape& s, const Machine& machine, Random& random) {
   std::printf("%-28s %8.2f us (p10 %.2f p90 %.2f) %8.2f MB, %.2f us at the read rate (%.0f%%)\n",
               s.name().c_str(), us.median, us.p10, us.p90, bytes / 1e6, read_us,
               100 * read_us / us.median);
-  std::fflush(stdout);
 }
 
 }  // namespace

@@ -164,16 +164,17 @@ int check_many_requests(Source source, Random& random) {
 
 // One, two and three slices of a row; each tree and type; every mover. For compute-sanitizer.
 int sanitize_shapes(Source source, Random& random) {
+  constexpr int64_t kVocabs[] = {7, 2 * kRowBlock - 5, 2 * kRowBlock + 700};
+  constexpr Tree kTrees[] = {Tree::kChain, Tree::kRandom, Tree::kWild};
   int cases = 0;
-  for (const int64_t vocab : {int64_t{7}, 2 * kRowBlock - 5, 2 * kRowBlock + 700}) {
+  for (int i = 0; i < 3; ++i) {
     for (const int width : {1, 5, 33}) {
       CommitShape s = random_shape(source, 1, random);
-      s.tree = static_cast<Tree>(cases % 4);
+      s.tree = width == 1 ? Tree::kNoLinks : width == 5 ? kTrees[i] : Tree::kRandom;
       s.dtype = static_cast<DType>(cases % 3);
-      s.bs = 1 + cases % 3;
-      s.width = width;
-      s.max_path = width;
-      s.vocab = vocab;
+      s.bs = 4;
+      s.width = s.max_path = width;
+      s.vocab = kVocabs[i];
       s.kv = true;
       s.hidden_bytes = cases % 2 == 0 ? 258 : 512;
       cases += check(s, random);
