@@ -69,16 +69,25 @@ class Switch:
         return f"{VARIABLE}={self.text}"
 
     def calibrate(self, worker) -> None:
-        """Measures the worker's steps, if the policy wants to know their times."""
+        """Measures the worker's steps, if the policy wants to know their times.
+
+        A server has to start without it, too: the policy then learns from the steps it serves.
+        """
         if not self.policy.uses_times:
             return
         start = time.perf_counter()
         from specfused.sglang import calibrate
 
-        points = calibrate.points(worker)
+        try:
+            points = calibrate.points(worker)
+        except Exception:
+            logger.exception("specfused worker: no step times at start, they are learnt in service")
+            points = []
         if self._ranks is not None:
             times = [(tuple(what), seconds) for *what, seconds in points]
             points = [(*what, seconds) for what, seconds in _from_first(self._ranks, times)]
+        if not points:
+            return
         self.policy.calibrate(points)
         shown = ", ".join(f"{m.value} {b} x {c:.0f}: {s * 1e3:.2f}" for m, b, c, s in points)
         logger.info(
