@@ -48,6 +48,7 @@ class CMakeBuild(build_ext):
             import pybind11
 
             options["pybind11_DIR"] = pybind11.get_cmake_dir()
+            options["SPECFUSED_HOST"] = "ON"  # an earlier build here may have gone without
         except ImportError:  # the package works without _host
             options["SPECFUSED_HOST"] = "OFF"
         defines = [f"-D{name}={value}" for name, value in options.items()]

@@ -33,16 +33,17 @@ def _run(*command: str, cwd: Path | None = None) -> str | None:
 
 
 def commit_and_dirty() -> tuple[str | None, bool | None]:
-    """From git, else from SPECFUSED_COMMIT and SPECFUSED_DIRTY (a copy without history)."""
+    """SPECFUSED_COMMIT and SPECFUSED_DIRTY where a copy of the tree is measured, else from git."""
+    if commit := os.environ.get("SPECFUSED_COMMIT"):
+        dirty = os.environ.get("SPECFUSED_DIRTY", "").strip().lower()
+        return commit, {"": None, "0": False, "false": False, "no": False}.get(dirty, True)
     root = Path(__file__).resolve().parent.parent
     commit = None
     if (root / ".git").exists():
         commit = _run("git", "rev-parse", "HEAD", cwd=root)
-    if commit:
-        return commit, bool(_run("git", "status", "--porcelain", cwd=root))
-    dirty = os.environ.get("SPECFUSED_DIRTY", "").strip().lower()
-    known = {"": None, "0": False, "false": False, "no": False}
-    return os.environ.get("SPECFUSED_COMMIT") or None, known.get(dirty, True)
+    return (
+        (commit, bool(_run("git", "status", "--porcelain", cwd=root))) if commit else (None, None)
+    )
 
 
 def command_line(argv: list[str]) -> str:

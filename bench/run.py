@@ -16,13 +16,14 @@ from bench.report import OURS, Report, make_meta  # noqa: E402
 from bench.timing import Harness, Yardsticks  # noqa: E402
 
 PEER_NAMES = {c.name for c in (*peers_attn.PEERS, *peers_commit.PEERS)}
+SERVING = ("serve", "rescore")  # suites of whole engines, with arguments of their own
 QUICK_SECONDS = 45.0  # no new case of the quick suite starts after this
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     p = argparse.ArgumentParser(prog="python bench/run.py", description=__doc__)
-    p.add_argument("--suite", choices=("quick", "attn", "commit", "all", "serve"),
-                   default="quick", help="serve: see --suite serve --help")  # fmt: skip
+    p.add_argument("--suite", choices=("quick", "attn", "commit", "all", *SERVING),
+                   default="quick", help="see also --suite serve --help")  # fmt: skip
     p.add_argument("--peers", help="comma-separated names, none or all; default: all, but in the "
                    "quick suite FlashInfer only if its kernels are compiled already")  # fmt: skip
     p.add_argument("--filter", metavar="TEXT", help="only ids that hold TEXT, or match it as regex")
@@ -197,19 +198,19 @@ class Runner:
                 self.harness.release()
 
 
-def serve_arguments(argv: list[str]) -> list[str] | None:
-    """What follows `--suite serve`, or None for the other suites."""
+def serving_arguments(argv: list[str]) -> tuple[str, list[str]] | None:
+    """A suite of whole engines and its arguments, or None for the other suites."""
     p = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     p.add_argument("--suite")
     known, rest = p.parse_known_args(argv)
-    return rest if known.suite == "serve" else None
+    return (known.suite, rest) if known.suite in SERVING else None
 
 
 def main(argv: list[str]) -> int:
-    if (rest := serve_arguments(argv)) is not None:
+    if serving := serving_arguments(argv):
         from bench.serve import arguments
 
-        return arguments.main(rest)
+        return arguments.main(*serving)
     args = parse(argv)
     chosen = cases.select(cases.suite(args.suite, args.device), args.filter)
     if args.list:

@@ -20,8 +20,8 @@
 namespace specfused {
 
 constexpr int kTileTokens = 64;
-// Shorter parts of a unit cost more to combine than they save.
-constexpr int kMinTilesPerCta = 4;
+// Parts of one tile cost less to combine than a CTA costs for a second tile, see bench/NOTES.md.
+constexpr int kMinTilesPerCta = 1;
 constexpr int kPlanHeader = 4;  // {total tiles, tiles per CTA, bs, num_kv_heads}
 
 SPECFUSED_HD int64_t plan_numel(int64_t bs, int64_t num_ctas) {

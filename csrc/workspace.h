@@ -13,7 +13,7 @@
 namespace specfused {
 
 constexpr int kMaxRowTiles = kMaxRowsPerKvHead / 64;
-constexpr int64_t kCounterBytes = int64_t{kAttnMaxCtas} * kMaxRowTiles * 4;
+constexpr int64_t kCounterBytes = int64_t{kAttnMaxCtas} * kMaxRowTiles * 8;
 
 // A unit (request, KV head) that several CTAs share is the last of the first one and the first of
 // the others, so a CTA leaves at most two partial results, each rows x (head_dim + max + sum).

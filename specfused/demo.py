@@ -2,7 +2,9 @@
 """The demo: one real SGLang engine after the other, plain and speculative, same prompts.
 
 Prints the texts, the accept length (tokens per step, bonus token included) and checks that every
-speculative run emits the tokens of the plain one. Everything is float32, where that must hold.
+speculative run emits the tokens of the plain one. On the CPU everything is float32, where that must
+hold. SGLang on CUDA has no float32: there it is float16, and a text may leave the plain one where
+the plain engine itself gives two tokens the same log-probability up to TIE.
 """
 
 import sys
@@ -14,8 +16,16 @@ PROMPTS = (
     "import os\nimport sys\n\ndef main():\n",
 )
 
-# label -> (steps, topk, num_draft_tokens); None: no speculation
-RUNS = {"plain": None, "chain 3-1-4": (3, 1, 4), "tree 3-4-16": (3, 4, 16)}
+# label -> (steps, topk, num_draft_tokens) and SPECFUSED_MODE; None: no speculation
+RUNS = {
+    "plain": (None, "stock"),
+    "chain 3-1-4": ((3, 1, 4), "on"),
+    "tree 3-4-16": ((3, 4, 16), "on"),
+    "tree 3-4-16, every other step plain": ((3, 4, 16), "schedule:10"),
+}
+
+
+TIE = 0.05  # float16 logits of the tiny pair have steps of 0.016
 
 
 def positive(text: str) -> int:
@@ -42,7 +52,7 @@ def engine_arguments(options, setting) -> dict:
     arguments = {
         "model_path": options.model,
         "attention_backend": "specfused",
-        "dtype": "float32",
+        "dtype": "float16" if cuda else "float32",
         "mem_fraction_static": 0.3,
         "max_running_requests": 8,
         "max_total_tokens": 8192,
@@ -75,9 +85,33 @@ def generate(options, setting, prompts) -> tuple[list[dict], float]:
         engine.generate(list(prompts), {**sampling, "max_new_tokens": 8})  # warm
         begin = time.perf_counter()
         answers = engine.generate(list(prompts), sampling)
-        return answers, time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        if setting is None:  # what the judge of ties needs, outside of the time
+            scored = engine.generate(
+                list(prompts), sampling, return_logprob=True, top_logprobs_num=2
+            )
+            for answer, with_scores in zip(answers, scored, strict=True):
+                answer["ranks"] = with_scores["meta_info"]["output_top_logprobs"]
+        return answers, seconds
     finally:
         engine.shutdown()
+
+
+def same_but_for_ties(plain: dict, answer: dict) -> bool:
+    """Whether the answer is the plain one, up to its first token that is as likely as plain's.
+
+    Args:
+        plain: answer of the plain engine; "ranks" has (log-probability, token, ...) of the two
+            likeliest tokens of every place.
+        answer: the answer to judge; behind a tie it is a text of its own and is not judged.
+    """
+    for ours, theirs, ranks in zip(
+        answer["output_ids"], plain["output_ids"], plain["ranks"], strict=True
+    ):
+        if ours != theirs:
+            near = [token for score, token, *_ in ranks if ranks[0][0] - score <= TIE]
+            return ours in near
+    return True
 
 
 def bold(text: str) -> str:
@@ -106,30 +140,34 @@ def run(options) -> int:
         return 2
     options.model = options.model or models.path("target")
     options.draft = options.draft or models.path("eagle3")
-    if torch.cuda.is_available():
-        os.environ.setdefault("SPECFUSED_PREFILL_BACKEND", "triton")  # has float32
+    cuda = torch.cuda.is_available()
+    if cuda:
+        os.environ.setdefault("SPECFUSED_PREFILL_BACKEND", "triton")  # nothing to compile
     prompts = options.prompt or PROMPTS
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
+    device = torch.cuda.get_device_name() if cuda else "the CPU"
     print(
         f"specfused {specfused.__version__} in SGLang {sglang} on {device}\n",
         flush=True,
     )
-    plain, equal = None, True
-    for label, setting in RUNS.items():
+    plain, equal, exact = None, True, True
+    for label, (setting, mode) in RUNS.items():
+        os.environ["SPECFUSED_MODE"] = mode
         print(f"{label}: starting the engine ...", flush=True)
         answers, seconds = generate(options, setting, prompts)
         tokens = [answer["output_ids"] for answer in answers]
         if plain is None:
-            plain = tokens
+            plain = answers
             for prompt, answer in zip(prompts, answers, strict=True):
                 print(f"\n{prompt}{bold(answer['text'])}\n{'-' * 72}")
         line = f"{label}: {sum(map(len, tokens))} tokens in {seconds:.2f} s"
         if setting is not None:
             steps = sum(answer["meta_info"]["spec_verify_ct"] for answer in answers)
-            same = tokens == plain
-            equal = equal and same
-            line += f", accept length {sum(map(len, tokens)) / steps:.2f}"
-            line += f", tokens {'equal' if same else 'DIFFERENT FROM'} plain"
+            same = tokens == [answer["output_ids"] for answer in plain]
+            tied = all(map(same_but_for_ties, plain, answers))
+            exact, equal = exact and same, equal and (same or tied and cuda)
+            line += f", accept length {sum(map(len, tokens)) / steps:.2f}, tokens "
+            line += "equal plain" if same else "equal plain up to a tie" if tied else "DIFFER"
         print(line, flush=True)
-    print("\nAll speculative tokens equal the plain ones." if equal else "\nTokens differ.")
+    ties = "" if exact else f", but for tokens within {TIE} of each other's log-probability"
+    print(f"\nAll speculative tokens equal the plain ones{ties}." if equal else "\nTokens differ.")
     return 0 if equal else 1

@@ -102,7 +102,7 @@ def compacted(buffer, slots, path):
     return after
 
 
-def plan_segments(lengths, num_kv_heads, num_ctas, tile=64, min_tiles=4):
+def plan_segments(lengths, num_kv_heads, num_ctas, tile=64, min_tiles=1):
     """The work of every CTA, from the definition: one line of tiles, cut into equal pieces."""
     line = [
         (request, head, index)

@@ -162,7 +162,7 @@ specfused.ops.plan(torch.tensor([64]), 1, 1, plan)
 print(plan.tolist())
 """
     done = run_python(code, cwd=tmp_path)
-    assert done.stdout.strip() == "[2, 4, 1, 1, 0, 2, 0]", done.stderr
+    assert done.stdout.strip() == "[2, 2, 1, 1, 0, 2, 0]", done.stderr
 
 
 def test_import_does_nothing_else(tmp_path):

@@ -8,7 +8,7 @@ classes are few (W x group <= 32) and many; the CPU has one.
 import pytest
 import reference
 import torch
-from attn_setup import decode, make_plan, make_step, verify
+from attn_setup import check_result, decode, make_plan, make_step, verify
 from compare import assert_bits_equal
 from tree_setup import random_parents
 from unit_cases import AttnCase
@@ -90,6 +90,35 @@ def test_run_to_run(width, dtype, device, rng):
         verify(step)
         assert_bits_equal(step.out, out, f"out of run {run}")
         assert_bits_equal(step.lse, lse, f"lse of run {run}")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [1100, 2300])
+def test_more_ctas_than_fit(length, cuda, rng):
+    """Units whose CTAs run in different waves, alone and beside another stream: owners of shares
+    give up, and others add their shares up. Same bits, and the counters are zero at the end."""
+    case = AttnCase((length,), 64, 16, 8, 128, num_ctas=1000)
+    steps = [make_step(case, rng, cuda) for _ in range(2)]
+    for step in steps:
+        verify(step)
+    check_result(steps[0])
+    want = [(step.out.clone(), step.lse.clone()) for step in steps]
+    rows = case.width * case.group
+    parts = 2 * case.num_ctas * rows * (case.head_dim + 2) * 4
+    streams = [torch.cuda.Stream() for _ in steps]
+    torch.cuda.synchronize()
+    for both in (False, True):
+        for run in range(20):
+            for step, stream in list(zip(steps, streams, strict=True))[: 1 + both]:
+                with torch.cuda.stream(stream):
+                    step.out.fill_(NAN)
+                    step.lse.fill_(NAN)
+                    verify(step)
+            torch.cuda.synchronize()
+            for step, (out, lse) in zip(steps, want, strict=True):
+                assert_bits_equal(step.out, out, f"out of run {run}")
+                assert_bits_equal(step.lse, lse, f"lse of run {run}")
+                assert not step.workspace[: len(step.workspace) - parts].any(), f"run {run}"
 
 
 @pytest.mark.parametrize("width", [1, 4, 33])

@@ -16,7 +16,7 @@ if not (ROOT / "csrc").is_dir():
 
 CPP = (".h", ".cuh", ".cpp", ".cu")
 # Programs above the package's layers that start an engine or measure its kernels.
-SGLANG_USERS = re.compile(r"specfused/(sglang/|demo\.py)|tests/engine/|bench/peers_")
+SGLANG_USERS = re.compile(r"specfused/(sglang/|demo\.py)|tests/engine/|bench/(peers_|serve/)")
 
 
 def tracked():

@@ -6,6 +6,7 @@ import argparse
 import torch
 
 from bench.report import command_line
+from bench.serve.rescore import Rescore
 from bench.serve.suite import Suite
 
 GPU_SETUPS = "sglang-plain-triton,specfused-plain,specfused-chain,sglang-chain-triton"
@@ -26,6 +27,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     p.add_argument("--concurrency", type=numbers, help="default: 1,8,32,128; on the CPU 1,4")
     p.add_argument("--model", choices=("llama8b", "tiny"), help="default: llama8b; CPU: tiny")
     p.add_argument("--tokens-in", type=int, help="prompt length; default 1024; CPU 64")
+    p.add_argument("--tokens-out", type=int, default=160, help="of --suite rescore; default 160")
     p.add_argument("--pool-tokens", type=int, help="KV slots; default 180000; CPU 4096")
     p.add_argument("--repeats", type=int, default=3, help="least repeats of a point")
     p.add_argument("--decode-seconds", type=float, help="least decode time of a point; 3; CPU 1")
@@ -33,6 +35,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     p.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after it")
     p.add_argument("--start-seconds", type=float, default=300, help="limit of an engine's start")
     p.add_argument("--json", metavar="FILE", help="write results, after every case")
+    p.add_argument("--id", default="serve", help="first part of the case ids; default serve")
+    p.add_argument("--resume", action="store_true", help="keep the cases that --json has already, "
+                   "if they are of this commit, and measure the others")  # fmt: skip
     p.add_argument("--logs", metavar="DIR", help="keep the engines' logs there")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
     args = p.parse_args(argv)
@@ -54,5 +59,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def main(argv: list[str]) -> int:
-    return Suite(parse(argv), command_line(["--suite", "serve", *argv])).run()
+SUITES = {"serve": Suite, "rescore": Rescore}
+
+
+def main(suite: str, argv: list[str]) -> int:
+    return SUITES[suite](parse(argv), command_line(["--suite", suite, *argv])).run()

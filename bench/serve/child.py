@@ -35,11 +35,40 @@ class Point:
 
     def measure(self, n_out: int) -> dict:
         """Seconds of `n_out` tokens a request less those of one token, and what they held."""
+        self.generate(1)  # other batch sizes may have driven the prompts out of the prefix cache
         first, _ = self.generate(1)
         seconds, infos = self.generate(n_out)
         tokens = sum(i["completion_tokens"] - 1 for i in infos)
         steps = [i.get("spec_verify_ct") or i["completion_tokens"] - 1 for i in infos]
         return {"seconds": seconds - first, "tokens": tokens, "steps": sum(steps) / len(steps)}
+
+
+def tokens(engine, prompts: list[list[int]], n_out: int) -> dict:
+    """Greedy tokens, and the accept length of the whole run."""
+    sampling = {"temperature": 0, "max_new_tokens": n_out, "ignore_eos": True}
+    outputs = engine.generate(input_ids=prompts, sampling_params=sampling)
+    ids = [o["output_ids"] for o in outputs]
+    steps = sum(o["meta_info"].get("spec_verify_ct") or 0 for o in outputs)
+    accept = sum(len(i) - 1 for i in ids) / steps if steps else 1.0
+    return {"tokens": ids, "accept_len": accept}
+
+
+def losses(engine, prompts: list[list[int]], answers: list[list[int]]) -> dict:
+    """Per emitted token: the highest log-probability at its place less its own."""
+    found = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        (output,) = engine.generate(
+            input_ids=[prompt + answer],
+            sampling_params={"temperature": 0, "max_new_tokens": 1},
+            return_logprob=True,
+            logprob_start_len=len(prompt) - 1,
+            top_logprobs_num=1,
+        )
+        info = output["meta_info"]
+        own = [x[0] for x in info["input_token_logprobs"]][-len(answer) :]
+        best = [x[0][0] for x in info["input_top_logprobs"][-len(answer) :]]
+        found.append([b - o for b, o in zip(best, own, strict=True)])
+    return {"losses": found}
 
 
 def main():
@@ -53,10 +82,16 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         try:
+            if "score" in request:
+                answer(**losses(engine, request["prompts"], request["score"]))
+                continue
+            if "prompts" in request:
+                answer(**tokens(engine, request["prompts"], request["n_out"]))
+                continue
             bs = request["bs"]
             if bs not in points:
                 points[bs] = Point(engine, bs, request["n_in"], arguments["vocab"])
-                points[bs].generate(8)
+                points[bs].generate(8)  # the first steps of a shape may be slower
             answer(**points[bs].measure(request["n_out"]))
         except Exception as e:
             answer(error=f"{type(e).__name__}: {e}")

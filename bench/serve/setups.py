@@ -71,7 +71,7 @@ def tiny(cuda: bool) -> Model:
     from specfused import models
 
     engine = {"skip_tokenizer_init": True, "mem_fraction_static": 0.3}
-    engine["dtype"] = "bfloat16" if cuda else "float32"
+    engine["dtype"] = "float16" if cuda else "float32"  # SGLang on CUDA has no float32
     target, draft = models.path("target"), models.path("eagle3")
     return Model("tiny", target, draft, "EAGLE3", False, 256, engine)
 
@@ -125,6 +125,8 @@ def setup(name: str, model: Model, cuda: bool) -> Setup:
         }
         if model.dummy:
             env["SGLANG_SIMULATE_ACC_LEN"] = str(accept)
-        else:
-            accept = None
+        if detail == "off":
+            accept = 1.0  # never drafts
+        elif not model.dummy or library == "specfused" and detail not in ("", "on"):
+            accept = None  # what it realises is the point
     return Setup(name, engine, env, accept)

@@ -29,6 +29,7 @@ from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
 ANCHOR_BS = 8
 PILOT_TOKENS = 32
+MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
 
 
 class Failed(Exception):
@@ -40,6 +41,7 @@ class Child:
 
     def __init__(self, s: Setup, common: dict, vocab: int, log: Path):
         self.setup, self.log, self.lines = s, log, queue.Queue()
+        self.alive = True
         root = Path(__file__).resolve().parents[2]
         path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, **s.env, "PYTHONPATH": os.pathsep.join(path)}
@@ -70,13 +72,20 @@ class Child:
             raise Failed(reply["error"])
         return reply
 
-    def measure(self, bs: int, n_in: int, n_out: int) -> dict:
-        self.process.stdin.write(json.dumps({"bs": bs, "n_in": n_in, "n_out": n_out}) + "\n")
+    def ask(self, seconds: float = 120, **request) -> dict:
+        """One request of child.py, and its answer."""
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
-        return self.wait(120)
+        return self.wait(seconds)
+
+    def measure(self, bs: int, n_in: int, n_out: int) -> dict:
+        return self.ask(bs=bs, n_in=n_in, n_out=n_out)
 
     def close(self):
         """Ends the engine and waits until its memory is free."""
+        if not self.alive:
+            return
+        self.alive = False
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.process.stdin.close()
             self.process.wait(30)
@@ -102,6 +111,19 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
     }
 
 
+def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
+    """Cases and anchors of a results file, if it is of the same code, machine and model."""
+    found = json.loads(path.read_text())
+    same = ("gpu", "commit", "dirty", "model", "tokens_in")
+    if (
+        meta["commit"] is None
+        or meta["dirty"]
+        or any(found["meta"].get(k) != meta[k] for k in same)
+    ):
+        return [], []
+    return found["cases"], found["meta"].get("anchor_ms", [])
+
+
 class Suite:
     """The run: groups of engines, cases, JSON after every case."""
 
@@ -121,7 +143,7 @@ class Suite:
             "disable_prefill_cuda_graph": True,
         }
         if self.cuda:
-            self.common["cuda_graph_max_bs_decode"] = most
+            self.common["cuda_graph_bs_decode"] = sorted(set(args.concurrency))
         else:
             self.common |= {"device": "cpu", "disable_cuda_graph": True, "skip_server_warmup": True}
             self.common["context_length"] = 1024
@@ -142,6 +164,16 @@ class Suite:
         self.cases: list[dict] = []
         self.anchors: list[float] = []
         self.problems: list[str] = []
+        if args.resume and args.json and Path(args.json).is_file():
+            self.cases, self.anchors = earlier_cases(Path(args.json), self.meta)
+            self.line(f"{len(self.cases)} cases of {args.json} are kept")
+
+    def case_id(self, bs: int) -> str:
+        return f"{self.args.id}/c{bs}"
+
+    def has(self, name: str, bs: int) -> bool:
+        """Whether this point was measured in a run that is being resumed."""
+        return any(c["id"] == self.case_id(bs) and c["impl"] == name for c in self.cases)
 
     def line(self, text: str):
         print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
@@ -174,10 +206,10 @@ class Suite:
     def n_out(self, child: Child, bs: int) -> int:
         """Tokens a request for one repeat: its share of the wanted seconds, as the pool allows."""
         pilot = child.measure(bs, self.args.tokens_in, PILOT_TOKENS)
-        per_token = pilot["seconds"] / pilot["tokens"] * bs
-        wanted = 1.1 * self.args.decode_seconds / self.args.repeats / max(per_token, 1e-6)
+        per_token = max(pilot["seconds"], 1e-3) / pilot["tokens"] * bs
+        wanted = 1.1 * self.args.decode_seconds / self.args.repeats / per_token
         room = self.args.pool_tokens // bs - self.args.tokens_in - 64
-        return max(PILOT_TOKENS, min(int(wanted) + 1, room))
+        return max(PILOT_TOKENS, min(int(wanted) + 1, room, MOST_TOKENS))
 
     def measure(self, children: list[Child], bs: int):
         """All children in turns; a child that fails is left out from there on."""
@@ -205,14 +237,18 @@ class Suite:
                 self.record(child.setup, bs, samples[child])
 
     def try_(self, child: Child, work):
+        """work(), or None; an engine that failed is ended, it might disturb the others."""
+        if not child.alive:
+            return None
         try:
             return work()
         except Failed as e:
             self.problem(f"{child.setup.name}: {e}")
+            child.close()
             return None
 
     def record(self, s: Setup, bs: int, repeats: list[dict]):
-        case = {"id": f"serve/c{bs}", **summary(s, bs, repeats)}
+        case = {"id": self.case_id(bs), **summary(s, bs, repeats)}
         if s.name == ANCHOR and bs == ANCHOR_BS:
             self.anchors.append(case["ms_per_step"])
             self.meta["anchor_ms"] = self.anchors
@@ -234,7 +270,10 @@ class Suite:
             path.write_text(json.dumps({"meta": self.meta, "cases": self.cases}, indent=1) + "\n")
 
     def run(self) -> int:
-        names = [n for n in self.args.setups if n != ANCHOR]
+        def missing(name: str) -> list[int]:
+            return [bs for bs in self.args.concurrency if not self.has(name, bs)]
+
+        names = [n for n in self.args.setups if n != ANCHOR and missing(n)]
         with_anchor = ANCHOR in self.args.setups
         width = max(self.args.parallel - with_anchor, 1)
         groups = [names[i : i + width] for i in range(0, len(names), width)] or [[]]
@@ -250,8 +289,10 @@ class Suite:
                 if self.late():
                     self.problem(f"time is up: concurrency {bs} of {', '.join(group)} not run")
                     break
-                measured = anchor if number == 0 or bs == ANCHOR_BS else []
-                self.measure([*measured, *children], bs)
+                again = bs == ANCHOR_BS or number == 0 and not self.has(ANCHOR, bs)
+                wanted = [c for c in children if c.alive and not self.has(c.setup.name, bs)]
+                if wanted or again:
+                    self.measure([*(a for a in anchor if again and a.alive), *wanted], bs)
             for child in children:
                 child.close()
         for child in anchor:

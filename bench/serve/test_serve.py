@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of the serving suite, and what its names mean. CPU only, no engine."""
 
+import json
+import math
+
 import pytest
 
-from bench.run import serve_arguments
+from bench.run import serving_arguments
 from bench.serve import arguments
+from bench.serve.rescore import prompts, verdict
 from bench.serve.setups import llama_8b, setup, tiny
-from bench.serve.suite import summary
+from bench.serve.suite import Failed, Suite, earlier_cases, summary
 
 
 def test_names_become_engines(tmp_path):
@@ -16,10 +20,13 @@ def test_names_become_engines(tmp_path):
     assert not plain.env and "speculative_algorithm" not in plain.engine
     tree = setup("specfused-tree-auto", model, cuda=True)
     assert tree.engine["attention_backend"] == "specfused"
-    assert tree.engine["speculative_eagle_topk"] == 4 and tree.accept == 3.0
+    assert tree.engine["speculative_eagle_topk"] == 4 and tree.accept is None
     assert tree.engine["speculative_num_draft_tokens"] == 16
     assert tree.env["SPECFUSED_MODE"] == "auto" and tree.env["SGLANG_SIMULATE_ACC_LEN"] == "3.0"
-    assert setup("specfused-chain", model, cuda=True).env["SPECFUSED_MODE"] == "stock"
+    chain = setup("specfused-chain", model, cuda=True)
+    assert chain.env["SPECFUSED_MODE"] == "stock" and chain.accept == 2.5
+    assert setup("specfused-chain-on", model, cuda=True).accept == 2.5
+    assert setup("specfused-chain-off", model, cuda=True).accept == 1.0
 
 
 def test_a_trained_model_has_real_acceptance():
@@ -54,9 +61,64 @@ def test_a_trained_model_states_what_it_accepted():
 
 
 def test_the_suite_has_its_own_arguments():
-    assert serve_arguments(["--suite", "attn", "--list"]) is None
-    rest = serve_arguments(["--suite", "serve", "--concurrency", "1,30", "--device", "cpu"])
+    assert serving_arguments(["--suite", "attn", "--list"]) is None
+    suite, rest = serving_arguments(["--suite", "serve", "--concurrency", "1,30", "--device=cpu"])
+    assert suite == "serve"
     args = arguments.parse(rest)
     assert args.concurrency == [1, 30] and args.device == "cpu" and args.model == "tiny"
     with pytest.raises(SystemExit):
         arguments.parse(["--concurrency", "0"])
+
+
+def test_losses_become_a_verdict():
+    case = verdict("x", 2.0, [[0.0, 0.01], [0.2, 0.0, 0.0]])
+    assert (case["tokens"], case["not_argmax"], case["beyond_limit"]) == (5, 2, 1)
+    assert case["largest_loss"] == pytest.approx(0.2)
+    bad = verdict("x", 2.0, [[0.0, math.nan]])
+    assert bad["beyond_limit"] == 1 and bad["largest_loss"] is None
+
+
+def test_prompts_differ():
+    texts = prompts(40)
+    assert len({tuple(t) for t in texts}) == 40 and min(map(len, texts)) >= 33
+
+
+def test_resuming_needs_the_same_code(tmp_path):
+    meta = {"gpu": "g", "commit": "abc", "dirty": False, "model": "tiny", "tokens_in": 64}
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"meta": {**meta, "anchor_ms": [5.0]}, "cases": [{"id": "x"}]}))
+    assert earlier_cases(path, meta) == ([{"id": "x"}], [5.0])
+    for name, other in (("commit", "def"), ("dirty", True), ("tokens_in", 65), ("gpu", None)):
+        assert earlier_cases(path, {**meta, name: other}) == ([], [])
+
+
+class Engine:
+    """Stands in for a child process: answers, or fails once and for all."""
+
+    def __init__(self, name: str, model, fails: bool):
+        self.setup, self.fails, self.alive, self.asked = setup(name, model, True), fails, True, 0
+
+    def measure(self, bs: int, n_in: int, n_out: int) -> dict:
+        self.asked += 1
+        if self.fails and self.asked > 1:
+            raise Failed("no answer within 120 s")
+        return {"seconds": 0.01 * n_out, "tokens": bs * n_out, "steps": n_out}
+
+    def close(self):
+        self.alive = False
+
+
+def test_an_engine_that_fails_is_ended_and_the_others_go_on(tmp_path):
+    argv = ["--device", "cpu", "--json", str(tmp_path / "r.json"), "--decode-seconds", "2"]
+    suite = Suite(arguments.parse([*argv, "--concurrency", "2"]), "test")
+    model = llama_8b(tmp_path)
+    good, bad = (
+        Engine("specfused-plain", model, False),
+        Engine("sglang-chain-triton", model, True),
+    )
+    suite.measure([bad, good], 2)
+    assert not bad.alive and bad.asked == 2 and good.alive
+    (case,) = json.loads((tmp_path / "r.json").read_text())["cases"]
+    assert case["impl"] == "specfused-plain" and case["id"] == "serve/c2"
+    assert case["ms_per_step"] == pytest.approx(10.0) and case["decode_s"] >= 2.0
+    assert suite.problems == ["sglang-chain-triton: no answer within 120 s"]

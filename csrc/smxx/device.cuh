@@ -35,6 +35,20 @@ inline cudaError_t current_device_limits(int* device, AttnDevice* limits) {
   return cudaSuccess;
 }
 
+// Does the device know programmatic dependent launch (sm_90 on)?
+inline bool can_overlap_launches(int device) {
+  static std::atomic<int> known[kMaxDevices];  // 0: not asked yet, 1: no, 2: yes
+  int answer = known[device].load(std::memory_order_relaxed);
+  if (answer == 0) {
+    int major = 0;
+    const cudaError_t error =
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    answer = error == cudaSuccess && major >= 9 ? 2 : 1;
+    known[device].store(answer, std::memory_order_relaxed);
+  }
+  return answer == 2;
+}
+
 // Lets a kernel use up to `bytes` of dynamic shared memory on `device`. `done` is the kernel's own
 // static: the largest size set so far per device.
 inline cudaError_t allow_smem(const void* kernel, int device, int bytes, std::atomic<int>* done) {

@@ -6,11 +6,12 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <initializer_list>
 #include <optional>
-#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "../common.h"
 
@@ -19,11 +20,23 @@ namespace specfused::ops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Not through iostreams: inserting a number crashed the process where torch and this library had
+// been built by different compilers.
+inline std::string text(const char* part) { return part; }
+inline const std::string& text(const std::string& part) { return part; }
+inline std::string text(double part) {
+  char buffer[32];
+  std::snprintf(buffer, sizeof buffer, "%g", part);
+  return buffer;
+}
+template <class Integer, class = std::enable_if_t<std::is_integral_v<Integer>>>
+std::string text(Integer part) {
+  return std::to_string(part);
+}
+
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
+  throw std::runtime_error((std::string() + ... + text(parts)));
 }
 
 inline const char* name_of(ScalarType type) {

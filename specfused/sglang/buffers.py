@@ -43,12 +43,16 @@ class StepBuffers:
         """
         if not self.cuda:
             return None, None
-        if num_rows not in self._steps:
-            self._steps[num_rows] = self._make(num_rows)
+        self.reserve(num_rows)
         num_ctas, plan, workspace = self._steps[num_rows]
         plan = plan[: ops.plan_numel(seq_lens.shape[0], num_ctas)]
         ops.plan(seq_lens, self._heads[1], num_ctas, plan, seq_lens_offset=seq_lens_offset)
         return plan, workspace
+
+    def reserve(self, num_rows: int) -> None:
+        """Makes plan and workspace of a width before the first step that uses it."""
+        if self.cuda and num_rows not in self._steps:
+            self._steps[num_rows] = self._make(num_rows)
 
     def _make(self, num_rows: int):
         q_heads, kv_heads, head_dim = self._heads

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that differs between SGLang versions, and the gate that refuses unknown ones."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -55,6 +56,15 @@ def prefill_backend_name(runner) -> str:
     return attention_backends()[0]
 
 
+def decode_backend_name(server_args) -> str:
+    """The attention backend that the command line gives to decode."""
+    try:
+        from sglang.srt.runtime_context import attention_backends
+    except ImportError:
+        return server_args.get_attention_backends()[1]
+    return attention_backends()[1]
+
+
 def verify_mask(buffer: torch.Tensor, max_bs: int):
     """A QLEN_ONLY mask that the draft stage fills in place: W x W cells a request, no prefix."""
     from sglang.srt.layers.attention import verify_mask as module
@@ -95,3 +105,268 @@ def flashinfer_present() -> bool:
     from sglang.srt.utils import is_flashinfer_available
 
     return torch.cuda.is_available() and is_flashinfer_available()
+
+
+def to_device(host: torch.Tensor, device) -> torch.Tensor:
+    """A host tensor on its way to the device; the host does not wait."""
+    if torch.device(device).type == "cpu":
+        return host
+    return host.pin_memory().to(device, non_blocking=True)
+
+
+# -- the EAGLE worker
+
+
+@contextlib.contextmanager
+def draft_contexts(draft_worker):
+    """What SGLang's worker enters around every use of the draft model."""
+    from sglang.srt.layers.moe.utils import (
+        speculative_moe_a2a_backend_context,
+        speculative_moe_backend_context,
+    )
+    from sglang.srt.speculative import spec_utils
+
+    if hasattr(draft_worker, "parallel_layout"):  # 0.5.23
+        tensor_parallel = spec_utils.draft_tp_context(draft_worker.parallel_layout)
+    else:
+        tensor_parallel = draft_worker.draft_tp_context(draft_worker.draft_runner.tp_group)
+    with (
+        tensor_parallel,
+        speculative_moe_backend_context(),
+        speculative_moe_a2a_backend_context(),
+    ):
+        yield
+
+
+def replay_draft_extend(graph, forward_batch, select_index):
+    """Draft extend through its graph; logits and hidden states of the rows at select_index."""
+    if "select_index" in inspect.signature(graph.execute).parameters:  # 0.5.23 selects in the graph
+        return graph.execute(forward_batch, select_index)
+    return _rows(graph.execute(forward_batch), select_index, select_index)
+
+
+def eager_draft_extend(draft_runner, forward_batch, select_index):
+    """The same without a graph; forward_batch.spec_info.select_index narrows the logits."""
+    output = draft_runner.forward(forward_batch).logits_output
+    return _rows(output, None, select_index)
+
+
+def _rows(output, logits_rows, hidden_rows):
+    if logits_rows is not None:
+        output.next_token_logits = output.next_token_logits[logits_rows]
+    if output.hidden_states is not None:
+        output.hidden_states = output.hidden_states[hidden_rows]
+    return output
+
+
+def compute_logprobs(batch, logits_output, predict, accept_index) -> None:
+    """Logprobs of the accepted tokens into logits_output; `predict` is by flat node id."""
+    from sglang.srt.layers import logprob_processor
+
+    if hasattr(logprob_processor, "compute_spec_logprobs"):  # 0.5.23
+        logprob_processor.compute_spec_logprobs(
+            batch, logits_output, predict, accept_index=accept_index
+        )
+        return
+    steps = accept_index.shape[1] - 1
+    logprob_processor.compute_spec_v2_logprobs(batch, logits_output, predict, accept_index, steps)
+
+
+def prepare_draft_extend_inputs(result, committed) -> None:
+    """Hands the draft extend what commit has computed; 0.5.17 derives it from the result itself."""
+    if hasattr(result, "prepared_draft_extend_inputs"):
+        result.accept_index = committed.accept_index
+        result.prepared_draft_extend_inputs = (
+            committed.num_correct_drafts,
+            committed.select_index,
+            committed.next_token_ids,
+        )
+
+
+@contextlib.contextmanager
+def spec_width(num_draft_tokens: int):
+    """Other backends and the graph runner read the width from the settings while they are built.
+
+    Only while they are built: 0.5.23 sizes a step's allocation by the settings of the moment.
+    """
+    from sglang.srt.runtime_context import get_context
+
+    spec = spec_settings()
+    steps, width = spec.speculative_num_steps, spec.speculative_num_draft_tokens
+    override = get_context().override
+    override(
+        "specfused.capture",
+        speculative_num_steps=num_draft_tokens - 1,
+        speculative_num_draft_tokens=num_draft_tokens,
+    )
+    try:
+        yield
+    finally:
+        override(
+            "specfused.capture_done",
+            speculative_num_steps=steps,
+            speculative_num_draft_tokens=width,
+        )
+
+
+def new_attn_backend(runner):
+    """A second attention backend of the runner's own kind, with buffers of its own."""
+    before = runner.init_new_workspace
+    try:
+        backend = runner._get_attention_backend(init_new_workspace=True)
+    finally:
+        runner.init_new_workspace = before
+    for name in ("prefill_attention_backend_str", "decode_attention_backend_str"):
+        if hasattr(runner.attn_backend, name) and not getattr(backend, name, None):
+            setattr(backend, name, getattr(runner.attn_backend, name))
+    return backend
+
+
+def decode_graphs(runner, attn_backend, num_draft_tokens: int):
+    """Verify graphs of another width; the runner's own object where that is no graph runner."""
+    from sglang.srt.model_executor.runner import DecodeCudaGraphRunner
+
+    own = runner.decode_cuda_graph_runner
+    if not isinstance(own, DecodeCudaGraphRunner):
+        return own
+    return type(own)(
+        runner,
+        attn_backend=attn_backend,
+        speculative_num_steps=num_draft_tokens - 1,
+        speculative_num_draft_tokens=num_draft_tokens,
+    )
+
+
+def publish_reads_done(runner) -> None:
+    """0.5.17: tells the scheduler that this forward no longer needs what it may write next.
+
+    Without the event the scheduler's stream waits for the whole forward. 0.5.23's graph runner
+    publishes it by itself.
+    """
+    if not hasattr(runner, "war_fastpath_read_done_event"):
+        return
+    event = torch.get_device_module(runner.device).Event()
+    event.record()
+    runner.war_fastpath_read_done_event = event
+
+
+def hidden_size_of_draft_input(draft_runner) -> int | None:
+    """Width of the target's hidden states that the draft takes; None: it takes none."""
+    from sglang.srt.speculative.eagle_utils import get_draft_input_from_target_hidden_dim
+
+    if draft_runner.spec_algorithm.is_standalone():
+        return None
+    return get_draft_input_from_target_hidden_dim(draft_runner)
+
+
+def kv_record(req):
+    """Where a request keeps kv_committed_len and cache_protected_len."""
+    return req if hasattr(req, "kv_committed_len") else req.kv
+
+
+def extend_after_verify(draft_worker, batch, result, verify_input) -> None:
+    """The draft extend over what a step accepted; fills result.next_draft_input."""
+    plan = getattr(verify_input, "kv_loc_plan", None)  # 0.5.23
+    more = {} if plan is None else {"kv_loc_plan": plan}
+    draft_worker._draft_extend_for_decode(batch, result, **more)
+
+
+def tp_size() -> int:
+    """Ranks that share every layer."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_size
+
+
+def tp_rank() -> int:
+    """This rank among them."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().tp_rank
+
+
+def tp_group():
+    """SGLang's coordinator of these ranks: rank_in_group, ranks, cpu_group."""
+    from sglang.srt.runtime_context import get_parallel
+
+    try:
+        return get_parallel().tp_group
+    except AttributeError:
+        from sglang.srt.distributed import get_tp_group
+
+        return get_tp_group()
+
+
+def sampling_inputs(verify_input, batch, logits) -> dict:
+    """Arguments of `ops.commit` for a sampled step: the target's distribution and coins.
+
+    Args:
+        logits: [bs*W, vocab], adjusted.
+    """
+    from sglang.srt.speculative import eagle_utils
+
+    info, width = batch.sampling_info, verify_input.draft_token_num
+    device = logits.device
+    coins, coins_final = eagle_utils._verify_coins(
+        sampling_info=info,
+        seq_lens=batch.seq_lens,
+        draft_token_num=width,
+        candidates=verify_input.draft_token.view(-1, width),
+        device=device,
+    )
+    spec = spec_settings()
+    inputs = {
+        "coins": coins,
+        "coins_final": coins_final,
+        "threshold_single": spec.speculative_accept_threshold_single,
+        "threshold_acc": spec.speculative_accept_threshold_acc,
+    }
+    temperatures = info.temperatures.view(-1).float()
+    if not (info.need_top_k_sampling or info.need_top_p_sampling):
+        return {"logits": logits, "temperatures": temperatures, **inputs}
+    scaled = logits.float() / temperatures.repeat_interleave(width)[:, None]
+    probs = torch.softmax(scaled, dim=-1)
+    top_k, top_p = _renorm_functions()
+    if info.need_top_k_sampling:
+        probs = top_k(probs, info.top_ks.repeat_interleave(width))
+    if info.need_top_p_sampling:
+        probs = top_p(probs, info.top_ps.repeat_interleave(width))
+    return {"target_probs": probs, **inputs}
+
+
+def _renorm_functions():
+    from sglang.srt.speculative import eagle_utils
+
+    if getattr(eagle_utils, "top_k_renorm_prob", None) is not None:  # 0.5.23 on a GPU
+        return eagle_utils.top_k_renorm_prob, eagle_utils.top_p_renorm_prob
+    import sgl_kernel
+
+    return sgl_kernel.top_k_renorm_prob, sgl_kernel.top_p_renorm_prob
+
+
+def settings() -> dict:
+    """All server settings by flag name, as resolved in this process."""
+    from sglang.srt.runtime_context import get_context
+
+    return get_context().resolved_server_args_dict()
+
+
+def slots_in_reserve() -> int:
+    """KV slots that a running request holds beyond its committed tokens."""
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+    return get_alloc_reserve_per_decode()
+
+
+def has_recurrent_state(runner) -> bool:
+    """Whether layers keep a state per request instead of KV rows."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    return mambaish_config(runner.model_config) is not None
+
+
+def forget_reads_done(runner) -> None:
+    """Drops an event of an earlier phase, so that nobody takes it for the end of a later one."""
+    for name in ("war_fastpath_read_done_event", "shared_read_done_event"):
+        if hasattr(runner, name):
+            setattr(runner, name, None)

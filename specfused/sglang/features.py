@@ -87,3 +87,11 @@ def check_call(layer, kwargs: dict) -> None:
     """Features that only a layer's call reveals."""
     if kwargs.get("sinks") is not None:
         refuse(f"attention sinks (layer {layer.layer_id})")
+
+
+def kv_buffers(runner) -> list[torch.Tensor]:
+    """K and V buffers of all attention layers of the runner's model."""
+    pool = runner.token_to_kv_pool
+    ids = sorted({layer.layer_id for layer in attention_layers(runner.model)})
+    buffers = [(pool.get_key_buffer(i), pool.get_value_buffer(i)) for i in ids]
+    return [buffer for pair in buffers for buffer in pair]

@@ -8,7 +8,7 @@ heavy is imported here; the backend comes in when a model runner asks for it.
 
 import logging
 
-from specfused.sglang import compat
+from specfused.sglang import compat, release, switch
 
 NAME = "specfused"
 
@@ -30,16 +30,19 @@ def register() -> None:
     if NAME not in ATTENTION_BACKEND_CHOICES:
         add_attention_backend_choices([NAME])
     register_attention_backend(NAME)(_create)
-    HookRegistry.register(
-        "sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
-        _create_draft_backend,
-        HookType.AROUND,
-    )
+    for target, hook in {
+        "speculative.draft_utils.DraftBackendFactory._create_backend": _create_draft_backend,
+        "speculative.spec_info.SpeculativeAlgorithm.create_worker": _create_worker,
+        "mem_cache.common.release_kv_cache": release.around_release,
+    }.items():
+        HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AROUND)
 
 
 def _create(runner):
     from specfused.sglang.backend import create_backend
 
+    if switch.configured() not in (None, switch.STOCK) and not compat.num_draft_tokens():
+        logger.warning("specfused: %s has no effect without speculation", switch.VARIABLE)
     return create_backend(runner)
 
 
@@ -58,3 +61,18 @@ def _create_draft_backend(original, factory, backend_name, backend_map, *args, *
 
     entry = compat.draft_factory_entry(NAME, create)
     return original(factory, backend_name, {**backend_map, NAME: entry}, *args, **kwargs)
+
+
+def _create_worker(original, algorithm, server_args):
+    """Our subclass of SGLang's worker where SPECFUSED_MODE says so or, unset, decode is ours."""
+    worker = original(algorithm, server_args)
+    mode = switch.configured()
+    if mode == switch.STOCK or (mode is None and compat.decode_backend_name(server_args) != NAME):
+        return worker
+    from specfused.sglang.worker import WORKERS
+
+    if worker not in WORKERS:
+        name = getattr(worker, "__name__", worker)
+        logger.warning("specfused: %s=%s has no effect on SGLang's %s", switch.VARIABLE, mode, name)
+        return worker
+    return WORKERS[worker]

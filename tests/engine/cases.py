@@ -7,6 +7,7 @@ from typing import NamedTuple
 _random = random.Random(3)
 PROMPTS = [[_random.randrange(3, 512) for _ in range(n)] for n in (8, 5, 40, 1, 17, 64, 2, 33)]
 MAX_NEW_TOKENS = 32
+SECOND_TURN = 2  # the prompt whose answer becomes part of another prompt
 
 
 class Setting(NamedTuple):

@@ -56,6 +56,29 @@ def truth(models, work_folder):
 
 
 @pytest.fixture(scope="session")
+def rounds(models, work_folder):
+    """rounds(*setting) -> per prompt (tokens, accepted drafts by committed length).
+
+    Somewhat longer than the tests generate, for the step that overlap launches in vain; SECOND_TURN
+    goes on for as long again.
+    """
+    import oracle
+    from cases import MAX_NEW_TOKENS, PROMPTS, SECOND_TURN
+
+    counts = [MAX_NEW_TOKENS + 4] * len(PROMPTS)
+    counts[SECOND_TURN] += MAX_NEW_TOKENS
+
+    def compute(*setting):
+        stored = work_folder / f"rounds_{'_'.join(map(str, setting))}.json"
+        if not stored.exists():
+            answers = oracle.accept_everywhere(models, *setting, PROMPTS, counts)
+            stored.write_text(json.dumps(answers))
+        return json.loads(stored.read_text())
+
+    return compute
+
+
+@pytest.fixture(scope="session")
 def plain(models):
     """What SGLang's own backend generates without speculation."""
     from cases import MAX_NEW_TOKENS, PROMPTS

@@ -10,14 +10,16 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pkgutil
 import signal
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from probes import OpProbe
+from probes import STEP_LOG, OpProbe, log_steps, read_steps
 
 BACKEND = "specfused"
 FORK = multiprocessing.get_context("fork")
@@ -38,6 +40,9 @@ ENGINE_ARGS = {
     "log_level": "error",
 }
 
+# Unless a test says otherwise: its own rounds, of which the oracle knows the outcome.
+STOCK_WORKER = {"SPECFUSED_MODE": "stock"}
+
 
 class EngineDied(RuntimeError):
     """The child ended without a result; its output says why."""
@@ -52,6 +57,7 @@ class Outcome:
     texts: list[str | None] = field(default_factory=list)
     ops: dict[str, int] = field(default_factory=dict)
     phases: dict[str, int] = field(default_factory=dict)
+    steps: list[list] = field(default_factory=list)  # probes.Step by commit and request
 
     @property
     def histograms(self):
@@ -146,14 +152,31 @@ def call(function, *args, env=None, timeout=180):
     return answer
 
 
-def _generate(probe, fault, engine_args, prompts, request, repeat):
+def _flush(engine):
+    """Empty the prefix cache; the scheduler does it when idle, see the probe lost_slots."""
+    for _ in range(50):
+        if engine.flush_cache().success:
+            return
+        time.sleep(0.1)
+    raise RuntimeError("the scheduler does not become idle")
+
+
+def _generate(probe, fault, attributes, engine_args, turns, request):
+    for name, value in attributes.items():
+        owner, attribute = name.split(":")
+        setattr(pkgutil.resolve_name(owner), attribute, value)
     probe.install(fault)
+    if STEP_LOG in os.environ:
+        log_steps()
     import sglang
 
-    kind = "prompt" if isinstance(prompts[0], str) else "input_ids"
+    kind = "prompt" if isinstance(turns[0][0], str) else "input_ids"
     engine = sglang.Engine(**engine_args)
     try:
-        return [engine.generate(**{kind: prompts}, **request) for _ in range(repeat)]
+        answers = [engine.generate(**{kind: prompts}, **request) for prompts in turns]
+        if STEP_LOG in os.environ:
+            _flush(engine)
+        return answers
     finally:
         engine.shutdown()
 
@@ -164,18 +187,24 @@ def run_engine(
     max_new_tokens,
     *,
     fault=None,
+    attributes=None,
     env=None,
     repeat=1,
+    then=(),
     temperature=0.0,
     sampling=None,
     return_logprob=False,
+    log_commits=False,
     **engine_args,
 ):
     """Start an engine on the target model, generate `repeat` times, return one Outcome per time.
 
+    `then` has further lists of prompts for the same engine, an Outcome for each.
+
     Prompts are lists of token ids, or texts; those need `skip_tokenizer_init=False`. `fault` names
     a deliberate error of probes.py. `env` is set in the child only. `sampling` has further sampling
-    parameters: one dict for all prompts or one for each.
+    parameters: one dict for all prompts or one for each. `attributes` sets what a module has read
+    from the environment when it was imported, as "module:name". `log_commits` fills Outcome.steps.
     """
     engine_args = {**ENGINE_ARGS, "model_path": str(models / "target"), **engine_args}
     common = {"temperature": temperature, "max_new_tokens": max_new_tokens}
@@ -187,16 +216,19 @@ def run_engine(
     probe = OpProbe()
     with tempfile.TemporaryDirectory() as folder:
         stats = Path(folder) / "stats.json"
+        steps = Path(folder) / "steps.jsonl"
+        logs = {STEP_LOG: str(steps)} if log_commits else {}
         answers = call(
             _generate,
             probe,
             fault,
+            attributes or {},
             engine_args,
-            prompts,
+            [prompts] * repeat + list(then),
             request,
-            repeat,
-            env={"SPECFUSED_STATS": str(stats), **(env or {})},
+            env={"SPECFUSED_STATS": str(stats), **STOCK_WORKER, **logs, **(env or {})},
         )
+        committed = read_steps(steps)
         phases = json.loads(stats.read_text())["calls"] if stats.exists() else {}
     return [
         Outcome(
@@ -205,6 +237,7 @@ def run_engine(
             texts=[one.get("text") for one in answer],
             ops=probe.counts(),
             phases=phases,
+            steps=committed,
         )
         for answer in answers
     ]

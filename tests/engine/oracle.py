@@ -178,20 +178,53 @@ def greedy(model, tokens, count):
     return tokens
 
 
-def _speculate_one(target, draft, steps, topk, num_draft_tokens, prompt, max_new_tokens):
-    # The target's choice at every position does not depend on how it is reached.
-    text = greedy(target, prompt, max_new_tokens + steps + 1)
-    hidden = target(torch.tensor([text]), output_hidden_states=True).hidden_states
-    features = draft.target_features(hidden)[0]
-    length, histogram = len(prompt) + 1, [0] * (steps + 1)
-    while length - len(prompt) < max_new_tokens:
-        seen = torch.tensor(text[1:length])
-        candidates = _grow(draft, seen, features[: length - 1], steps, topk)
+class _Text:
+    """A prompt with the target's greedy continuation, and what the draft makes of its prefixes.
+
+    The target's choice at every position does not depend on how it is reached.
+    """
+
+    def __init__(self, target, draft, prompt, count):
+        self.draft, self.prompt = draft, prompt
+        self.tokens = greedy(target, prompt, count)
+        hidden = target(torch.tensor([self.tokens]), output_hidden_states=True).hidden_states
+        self.features = draft.target_features(hidden)[0]
+
+    def accepted(self, length, steps, topk, num_draft_tokens):
+        """Drafts accepted in a round whose root is token `length - 1`."""
+        seen = torch.tensor(self.tokens[1:length])
+        candidates = _grow(self.draft, seen, self.features[: length - 1], steps, topk)
         candidates.sort(key=lambda entry: -entry[0])
         paths = {tuple(path) for _, path in candidates[: num_draft_tokens - 1]}
         accepted = 0
-        while tuple(text[length : length + accepted + 1]) in paths:
+        while tuple(self.tokens[length : length + accepted + 1]) in paths:
             accepted += 1
+        return accepted
+
+
+def _speculate_one(target, draft, steps, topk, num_draft_tokens, prompt, max_new_tokens):
+    text = _Text(target, draft, prompt, max_new_tokens + steps + 1)
+    length, histogram = len(prompt) + 1, [0] * (steps + 1)
+    while length - len(prompt) < max_new_tokens:
+        accepted = text.accepted(length, steps, topk, num_draft_tokens)
         histogram[accepted] += 1
         length += accepted + 1
-    return Truth(text[len(prompt) : len(prompt) + max_new_tokens], histogram)
+    return Truth(text.tokens[len(prompt) : len(prompt) + max_new_tokens], histogram)
+
+
+@torch.no_grad()
+def accept_everywhere(models, algorithm, steps, topk, num_draft_tokens, prompts, counts):
+    """Per prompt: all tokens, and the drafts accepted by a round from each of `count` lengths.
+
+    Entry i of the second list is for a root at position len(prompt) + i. It holds for whatever came
+    before the round, drafted or not.
+    """
+    target = _load_llama(models / "target")
+    draft = DRAFTS[algorithm](models / algorithm.lower(), target)
+    answers = []
+    for prompt, count in zip(prompts, counts, strict=True):
+        text = _Text(target, draft, prompt, count + steps + 1)
+        lengths = range(len(prompt) + 1, len(prompt) + count + 1)
+        accepted = [text.accepted(n, steps, topk, num_draft_tokens) for n in lengths]
+        answers.append((text.tokens, accepted))
+    return answers

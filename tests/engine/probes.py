@@ -8,7 +8,9 @@ live in memory that parent and children share.
 
 import functools
 import inspect
+import json
 import multiprocessing
+import os
 import pkgutil
 from typing import NamedTuple
 
@@ -31,6 +33,15 @@ def _moved(arguments):
     return int((arguments["tgt_loc"] != arguments["src_loc"]).sum())
 
 
+def _lost(arguments):
+    """KV slots that are neither free nor in the prefix cache of an idle scheduler."""
+    scheduler = arguments["self"]
+    if not scheduler.is_fully_idle():
+        return 0
+    allocator = scheduler.token_to_kv_pool_allocator
+    return allocator.size - allocator.available_size() - scheduler.tree_cache.evictable_size()
+
+
 class Probe(NamedTuple):
     """What is wrapped, and what one call adds to the counter: 1 unless a function says."""
 
@@ -43,8 +54,15 @@ _SAMPLING = "tree_speculative_sampling_target_only"
 PROBES = {
     "verify_attn": Probe("specfused.ops", "verify_attn"),
     "decode_attn": Probe("specfused.ops", "decode_attn"),
+    "commit": Probe("specfused.ops", "commit"),
+    "compact": Probe("specfused.ops", "compact"),
     _SAMPLING: Probe("sgl_kernel", _SAMPLING),
     "event_loop_overlap": Probe("sglang.srt.managers.scheduler:Scheduler", "event_loop_overlap"),
+    "flush_cache": Probe("sglang.srt.managers.scheduler:Scheduler", "flush_cache"),
+    "lost_slots": Probe("sglang.srt.managers.scheduler:Scheduler", "flush_cache", _lost),
+    "missing_draft_kv": Probe("specfused.sglang.ring", "missing_draft_kv"),
+    "reads_done": Probe("specfused.sglang.compat", "publish_reads_done"),
+    "catch_ups": Probe("specfused.sglang.catch_up", "prepare_for_draft_extend"),
     "ragged_rounds": Probe(
         "sglang.kernels.ops.speculative.eagle", "fill_bonus_tokens_cpu", _ragged
     ),
@@ -104,6 +122,16 @@ def _leave_in_place(arguments):
     arguments["src_loc"] = arguments["src_loc"][:0]
 
 
+def _hole(arguments):
+    """The draft KV of a catch-up goes to the dummy slot."""
+    arguments["batch"].out_cache_loc = arguments["batch"].out_cache_loc * 0
+
+
+def _cache_all(arguments):
+    """A request that ends is taken for one without pending pairs."""
+    arguments["req"] = None
+
+
 _OPS = ("verify_attn", "decode_attn")
 FAULTS = {
     "mask": (_OPS, _causal_verify),
@@ -112,6 +140,8 @@ FAULTS = {
     "draft_slot": (_OPS, _wrong_draft_slot),
     "raise": (_OPS, _raise),
     "move": (("moved_rows",), _leave_in_place),
+    "hole": (("catch_ups",), _hole),
+    "cache_all": (("missing_draft_kv",), _cache_all),
 }
 
 
@@ -152,3 +182,39 @@ def _wrapped(function, counter, measure, alter):
         return function(*bound.args, **bound.kwargs)
 
     return probe
+
+
+STEP_LOG = "SPECFUSED_TEST_STEPS"
+
+
+class Step(NamedTuple):
+    """One decode step of one request, from the arguments of `commit`."""
+
+    width: int
+    committed: int  # tokens with KV before the step
+    root: int
+    accepted: int
+
+
+def log_steps():
+    """Append what every `commit` of this process and its children decides to the file STEP_LOG."""
+    import specfused.ops
+
+    commit = specfused.ops.commit
+
+    @functools.wraps(commit)
+    def logged(draft_tokens, seq_lens, accept_index, num_correct_drafts, *args, **kwargs):
+        committed = seq_lens.tolist()
+        commit(draft_tokens, seq_lens, accept_index, num_correct_drafts, *args, **kwargs)
+        rows = zip(committed, draft_tokens[:, 0].tolist(), num_correct_drafts.tolist(), strict=True)
+        with open(os.environ[STEP_LOG], "a") as f:
+            f.write(json.dumps([[draft_tokens.shape[1], *row] for row in rows]) + "\n")
+
+    specfused.ops.commit = logged
+
+
+def read_steps(path):
+    """The logged steps: a list of Step per `commit`."""
+    if not path.exists():
+        return []
+    return [[Step(*row) for row in json.loads(line)] for line in path.read_text().splitlines()]

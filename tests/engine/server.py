@@ -11,7 +11,7 @@ import sys
 import time
 
 import requests
-from harness import ENGINE_ARGS, FORK, EngineDied, child, end
+from harness import ENGINE_ARGS, FORK, STOCK_WORKER, EngineDied, child, end
 from probes import OpProbe
 
 
@@ -77,13 +77,17 @@ def _serve(probe, argv):
 
 
 class ForkedServer(Server):
-    """A child of this process: up in a second, calls counted."""
+    """A child of this process: up in a second, calls counted; `env` is set in the child only."""
+
+    def __init__(self, models, env=None, **engine_args):
+        super().__init__(models, **engine_args)
+        self.env = {**STOCK_WORKER, **(env or {})}
 
     def start(self):
         self.probe = OpProbe()
         self.result, theirs = FORK.Pipe(duplex=False)
         self.process = FORK.Process(
-            target=child, args=(theirs, {}, _serve, (self.probe, self.argv))
+            target=child, args=(theirs, self.env, _serve, (self.probe, self.argv))
         )
         self.process.start()
         theirs.close()

@@ -16,10 +16,20 @@ pytestmark = pytest.mark.engine
 LONG = 3000  # tokens; takes seconds, so a request that ends early was aborted
 
 
-@pytest.fixture(scope="module", params=[None, CHAIN, TREE], ids=["plain", "chain", "tree"])
+SWITCHING = {"SPECFUSED_MODE": "schedule:1100001110"}
+SERVERS = {
+    "plain": (None, {}),
+    "chain": (CHAIN, {}),
+    "tree": (TREE, {}),
+    "switching": (TREE, {**SWITCHING, "STANDINS_OVERLAP": "1"}),
+}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
 def server(request, models):
-    engine_args = speculation(models, *request.param) if request.param else {}
-    with ForkedServer(models, context_length=3500, **engine_args) as running:
+    setting, env = SERVERS[request.param]
+    engine_args = speculation(models, *setting) if setting else {}
+    with ForkedServer(models, env, context_length=3500, **engine_args) as running:
         yield running
 
 

@@ -144,6 +144,20 @@ def test_speculative_text(setting, pair, reference, simulated):
         assert outcome.ops["moved_rows"] > 50
 
 
+@pytest.mark.parametrize("setting", [CHAIN, TREE, EAGLE_TREE], ids=str)
+def test_switching_worker_text(setting, pair, reference, simulated):
+    """The same from the worker that ends its steps in one commit; then drafting now and then."""
+    outcome = generate(pair, setting, env={"SPECFUSED_MODE": "on", "STANDINS_OVERLAP": "1"})
+    assert outcome.tokens == reference.tokens
+    assert padded(outcome.histograms, setting.steps) == simulated(setting)[1]
+    assert outcome.ops["commit"] > 0
+    assert outcome.ops["moved_rows"] == outcome.ops["compact"] == 0
+    mode = "schedule:111001000011010"
+    outcome = generate(pair, setting, env={"SPECFUSED_MODE": mode, "STANDINS_OVERLAP": "1"})
+    assert outcome.texts == reference.texts
+    assert outcome.ops["catch_ups"] > 0
+
+
 def test_tree_accepts_more_than_chain(simulated):
     """What the engines accept is this, see test_speculative_text."""
     assert accept_length(simulated(TREE)[1]) > accept_length(simulated(CHAIN)[1]) + 0.2
@@ -176,11 +190,17 @@ def generate_json(pair, setting=None, **options):
     return generate(pair, setting, 64, sampling, grammar_backend="xgrammar", **options)
 
 
-@pytest.mark.parametrize("setting", [None, CHAIN, TREE], ids=str)
-def test_json(setting, pair, constrained):
+@pytest.mark.parametrize(
+    ("setting", "mode"),
+    [(None, "stock"), (CHAIN, "stock"), (TREE, "stock"), (TREE, "on"), (TREE, "schedule:110100")],
+    ids=["plain", "chain", "tree", "on", "switching"],
+)
+def test_json(setting, mode, pair, constrained):
     """The grammar masks every node by its own path, and ends the request in mid-round."""
-    outcome = generate_json(pair, setting)
-    if setting:
+    outcome = generate_json(pair, setting, env={"SPECFUSED_MODE": mode, "STANDINS_OVERLAP": "1"})
+    if mode != "stock":
+        assert outcome.ops["commit"] > 0
+    elif setting:
         assert accept_length(padded(outcome.histograms[::2], setting.steps)) > 1.5
         assert outcome.ops["ragged_rounds"] > 5
     assert outcome.texts == constrained.texts
@@ -225,3 +245,15 @@ def test_sampled_text(setting, pair, reference, source):
     if setting.topk > 1:
         broken = generate(pair, setting, fault="move", **sampled)
         assert surprise(target, broken.tokens, 0.8) > 0.5  # 2.9 here
+
+
+@pytest.mark.parametrize("mode", ["on", "off", "schedule:1101000"])
+def test_switching_worker_samples(mode, pair, reference, source):
+    """Sampled by `commit`, whatever the width of the step: the same law."""
+    env = {"SPECFUSED_MODE": mode, "STANDINS_OVERLAP": "1"}
+    outcome = generate(pair, TREE, temperature=0.8, env=env)
+    assert outcome.ops["commit"] > 0
+    assert outcome.ops["tree_speculative_sampling_target_only"] == outcome.ops["compact"] == 0
+    target = source.load("target")
+    assert outcome.texts != reference.texts
+    assert abs(surprise(target, outcome.tokens, 0.8)) < 0.25

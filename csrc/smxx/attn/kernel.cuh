@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The body that verify.cuh and decode.cuh share: pipeline over the tiles of one
-// plan entry.
+// The body that verify.cuh and decode.cuh share: pipeline over the tiles of one plan entry.
 //
-// At tile t the CTA computes on stage t, has the KV of the next stages - 1
-// tiles in flight, and the slot indices of as many more: indices of tile i
-// travel in the same cp.async group as the KV of tile i - (stages - 1), so
-// waiting for one group per tile covers both. One barrier per tile.
+// At tile t the CTA computes on stage t, has the KV of the next stages - 1 tiles in flight, and the
+// slot indices of as many more: indices of tile i travel in the same cp.async group as the KV of
+// tile i - (stages - 1), so waiting for one group per tile covers both. One barrier per tile.
 #pragma once
 
 #include <atomic>
 
 #include "../device.cuh"
-#include "epilogue.cuh"
+#include "combine.cuh"
 
 namespace specfused::smxx {
 
@@ -24,12 +22,6 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   char* ring = smem + Traits::kRingOffset;
 
   const int row_tile = blockIdx.x;
-  {
-    const PlanEntry entry = read_plan_entry(p, blockIdx.y);
-    if (entry.line_begin >= entry.line_end) return;
-    if (threadIdx.x == 0) shared.entry = entry;
-  }
-
   const int warp = threadIdx.x / 32;
   const int token_group = warp % Traits::kTokenGroups;
   const int row_group = warp / Traits::kTokenGroups;
@@ -38,13 +30,11 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   const int stages = launch.stages;
   const uint32_t ring_address = ptx::smem_address(ring);
 
-  if (warp == 0) {
-    __syncwarp();
-    fill_segments(p, shared, true);
-  }
+  ptx::let_next_launch_start();
+  ptx::wait_for_previous_launch();
+  if (warp == 0) fill_segments(p, shared, true);
   __syncthreads();
-  // shared.filled changes only between two barriers in next_index: all threads
-  // read the same.
+  // shared.filled changes only between two barriers in next_index: all threads read the same.
   if (shared.filled == 0) return;
 
   Cursor math_at{0, kNotEntered};
@@ -52,9 +42,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   keep_cursor(shared.index_at[warp], math_at);
   keep_cursor(shared.load_at[warp], math_at);
 
-  // Slot indices of the next tile; all threads, since a new segment may need
-  // the whole CTA. Ring entry i holds the indices of the tile that goes to
-  // stage i.
+  // Slot indices of the next tile; all threads, since a new segment may need the whole CTA. Ring
+  // entry i holds the indices of the tile that goes to stage i.
   auto next_index = [&](int ring_entry) {
     Cursor at = shared.index_at[warp];
     if (at.segment == shared.filled) {
@@ -66,8 +55,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       enter_segment(shared, at);
     }
     const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
-    if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
     load_slot_index(shared, at, ring_entry);
+    if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
     advance(shared, at);
     keep_cursor(shared.index_at[warp], at);
   };
@@ -81,14 +70,17 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   };
   auto before = [&](int stage) { return stage == 0 ? stages - 1 : stage - 1; };
 
-  for (int i = 0; i < max_of(stages - 1, 1); ++i) next_index(i);
-  ptx::cp_async_commit();
-  ptx::cp_async_wait(0);
-  __syncthreads();
-  for (int i = 0; i < stages - 1; ++i) {
-    if (i > 0) __syncthreads();  // ring entry before(i) has been read
-    next_load(i);
-    next_index(before(i));
+  // Indices of the first stages - 1 tiles, then their KV and the indices of as many more.
+  const int ahead = max_of(stages - 1, 1);
+#pragma unroll 1
+  for (int i = 0; i < ahead + stages - 1; ++i) {
+    const int stage = i - ahead;
+    if (stage >= 0) {
+      if (stage == 0) ptx::cp_async_wait(0);
+      __syncthreads();  // the indices are there; ring entry before(stage) has been read
+      next_load(stage);
+    }
+    next_index(stage >= 0 ? before(stage) : i);
     ptx::cp_async_commit();
   }
 
@@ -98,8 +90,34 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
   for (int stage = 0; math_at.segment < shared.filled;
        stage = stage + 1 == stages ? 0 : stage + 1) {
-    ptx::cp_async_wait(stages - 2);
+    const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
+    const bool segment_begins = math_at.tile == s.tile_begin;
+    int in_flight = stages - 2;
+    // What comes from global memory comes on its way before anything waits for the tile.
+    if (segment_begins) {
+      if constexpr (Traits::kQInRegisters) {
+        load_q_fragments<Traits, Rows>(p, launch, s, warp_row, q);
+      } else {
+        load_q_shared<Traits, Rows>(p, launch, s, first_row, smem + Traits::kQOffset);
+        if constexpr (Traits::kQByCopy) {
+          ptx::cp_async_commit();
+          in_flight = 0;
+        }
+      }
+    }
+    const bool masked = (math_at.tile + 1) * kTile > s.committed;
+    const int first_token = token_group * Traits::kWarpTokens;
+    typename WarpTile<Traits>::Mask mask;
+    if (masked) {
+      WarpTile<Traits>::template look_up_all<Rows>(p, launch, s, math_at.tile, warp_row,
+                                                   first_token, mask);
+    }
+
+    ptx::cp_async_wait(in_flight);
     __syncthreads();  // this stage is there, the one before it is free
+    if (segment_begins && math_at.segment == 1 && threadIdx.x == 0) {
+      arrive_early<Traits>(p, launch, shared, row_tile);
+    }
     next_load(before(stage));
     if (stages == 1) __syncthreads();  // the only ring entry has been read
     next_index(before(before(stage)));
@@ -109,18 +127,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       __syncthreads();
     }
 
-    const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
-    if (math_at.tile == s.tile_begin) {
-      if constexpr (Traits::kQInRegisters) {
-        load_q_fragments<Traits, Rows>(p, launch, s, warp_row, q);
-      } else {
-        load_q_shared<Traits, Rows>(p, launch, s, first_row, smem + Traits::kQOffset);
-        __syncthreads();
-      }
-    }
     const WarpTile<Traits> warp_tile(ptx::smem_address(smem + Traits::kQOffset));
-    warp_tile.template attend<Rows>(p, launch, s, math_at.tile, warp_row,
-                                    token_group * Traits::kWarpTokens,
+    warp_tile.template attend<Rows>(p, launch, s, math_at.tile, warp_row, first_token, masked, mask,
                                     ring_address + stage * Traits::kStageBytes, q, state);
 
     if (math_at.tile + 1 == s.tile_end) {
@@ -132,14 +140,12 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       } else {
         finish_many<Traits, Rows>(first_row, row_group, state, sink);
       }
-      if (!sink.direct())
-        combine<Traits, Rows>(shared, ring + stage * Traits::kStageBytes, row_tile, sink);
-      // Here and not where the next segment begins: no row then lives in
-      // registers while parts are combined.
+      if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
       state.reset();
     }
     advance(shared, math_at);
   }
+  combine<Traits, Rows>(p, launch, shared, row_tile);
 }
 
 // Host side of both modes.
@@ -154,10 +160,21 @@ int launch_attention(Kernel kernel, std::atomic<int>* smem_set, const AttnParams
   AttnLaunch launch;
   launch.stages = config.stages;
   launch.group = p.num_q_heads / p.num_kv_heads;
+  launch.group_inverse = ceil_div(1 << 16, launch.group);
   launch.rows = p.num_rows * launch.group;
   launch.scale_log2 = p.sm_scale * 1.4426950408889634f;
-  kernel<<<grid, threads, config.smem_bytes, static_cast<cudaStream_t>(stream)>>>(p, launch);
-  return cudaGetLastError();
+  // The launch overlaps the end of the one before it, see wait_for_previous_launch.
+  cudaLaunchAttribute overlap;
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = grid;
+  how.blockDim = dim3(threads);
+  how.dynamicSmemBytes = config.smem_bytes;
+  how.stream = static_cast<cudaStream_t>(stream);
+  how.attrs = &overlap;
+  how.numAttrs = can_overlap_launches(device) ? 1 : 0;
+  return cudaLaunchKernelEx(&how, kernel, p, launch);
 }
 
 }  // namespace specfused::smxx

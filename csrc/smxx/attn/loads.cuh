@@ -39,35 +39,62 @@ __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at
 }
 
 // K and V rows of one tile -> stage. Rows that no row of the step may see are zeros, so that they
-// can meet a P of 0 whatever their memory holds; they are not read.
+// can meet a P of 0 whatever their memory holds; they are not read. A slot outside the pool is 0.
 template <class Traits, class Shared>
 __device__ __forceinline__ void load_tile(const AttnParams& p, Shared& shared, const Cursor& at,
                                           int ring_entry, uint32_t stage) {
+  constexpr int kPasses = kTile / Traits::kRowsPerPass;
   const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
   const int chunk = threadIdx.x % Traits::kChunks;
   const int first_row = threadIdx.x / Traits::kChunks;
-  const int committed = s.committed;
-  const bool wide_index = s.window_slots != nullptr;
-  const TreeWord used = s.used;
   const int64_t in_row = chunk * 8;
   const auto* k = static_cast<const typename Traits::Element*>(p.k_cache) +
                   s.kv_head * p.stride_k_head + in_row;
   const auto* v = static_cast<const typename Traits::Element*>(p.v_cache) +
                   s.kv_head * p.stride_v_head + in_row;
+  const int64_t* index = &shared.slot_index[ring_entry][first_row];
+  const uint32_t dst = stage + swizzled_offset(first_row, chunk, Traits::kRowBytes);
+  auto copy = [&](int pass, int64_t slot, bool valid) {
+    const int row = pass * Traits::kRowsPerPass;
+    // The rows of a thread have one swizzle unless a pass has less than eight.
+    const uint32_t to = Traits::kRowsPerPass % 8 == 0
+                            ? dst + row * Traits::kRowBytes
+                            : stage + swizzled_offset(first_row + row, chunk, Traits::kRowBytes);
+    ptx::cp_async_16(to, k + slot * p.stride_k_slot, valid);
+    ptx::cp_async_16(to + Traits::kHalfStageBytes, v + slot * p.stride_v_slot, valid);
+  };
+
+  const int window = s.committed - at.tile * kTile;  // place of window column 0 in the tile
+  if (window >= kTile) {
+    // Indices of a batch are read ahead of the copies that need them.
+    constexpr int kBatch = kPasses < 4 ? kPasses : 4;
+    const auto num_slots = static_cast<uint64_t>(p.table.num_slots);
 #pragma unroll
-  for (int pass = 0; pass < kTile / Traits::kRowsPerPass; ++pass) {
-    const int row = first_row + pass * Traits::kRowsPerPass;
-    const int column = at.tile * kTile + row - committed;
-    const bool valid = column < 0 || (column < kMaxWindow && sees(used, column));
-    int64_t slot = 0;
-    if (valid) {
-      const int64_t* index = &shared.slot_index[ring_entry][row];
-      slot = column >= 0 && wide_index ? *index : *reinterpret_cast<const int32_t*>(index);
-      if (static_cast<uint64_t>(slot) >= static_cast<uint64_t>(p.table.num_slots)) slot = 0;
+    for (int first = 0; first < kPasses; first += kBatch) {
+      int slot[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        slot[i] = *reinterpret_cast<const int32_t*>(index + (first + i) * Traits::kRowsPerPass);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const bool in_pool = slot[i] >= 0 && static_cast<uint64_t>(slot[i]) < num_slots;
+        copy(first + i, in_pool ? slot[i] : 0, true);
+      }
     }
-    const uint32_t dst = stage + swizzled_offset(row, chunk, Traits::kRowBytes);
-    ptx::cp_async_16(dst, k + slot * p.stride_k_slot, valid);
-    ptx::cp_async_16(dst + Traits::kHalfStageBytes, v + slot * p.stride_v_slot, valid);
+    return;
+  }
+  const bool wide_index = s.window_slots != nullptr;
+  const TreeWord used = s.used;
+#pragma unroll 2
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int column = first_row + pass * Traits::kRowsPerPass - window;
+    // The index of a row that is not valid may be anything.
+    const int64_t wide = index[pass * Traits::kRowsPerPass];
+    const bool valid = column < 0 || (column < kMaxWindow && sees(used, max_of(column, 0)));
+    const int64_t slot = column >= 0 && wide_index ? wide : static_cast<int32_t>(wide);
+    const bool in_pool = static_cast<uint64_t>(slot) < static_cast<uint64_t>(p.table.num_slots);
+    copy(pass, valid && in_pool ? slot : 0, valid);
   }
 }
 
@@ -83,7 +110,7 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
     using Element = typename Traits::Element;
     const int64_t first = static_cast<int64_t>(s.request) * num_rows;
     const int kv_head = s.kv_head;
-#pragma unroll 4
+#pragma unroll 2
     for (int i = threadIdx.x; i < num_rows * Traits::kChunks; i += Traits::kThreads) {
       const int64_t row = first + i / Traits::kChunks;
       const int in_row = i % Traits::kChunks * 8;
@@ -101,12 +128,15 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
                                kv_head * p.stride_v_head + in_row) = v;
     }
   }
-  if (threadIdx.x < 32) {
+  // Not a warp that loads slot indices.
+  if (threadIdx.x / 32 == kTile / 32) {
     TreeWord used = 0;
-    for (int row = threadIdx.x; row < num_rows; row += 32) used |= Rows::word(p, s.request, row);
+    for (int row = threadIdx.x % 32; row < num_rows; row += 32) {
+      used |= Rows::word(p, s.request, row);
+    }
     const uint32_t low = __reduce_or_sync(~0u, static_cast<uint32_t>(used));
     const uint32_t high = __reduce_or_sync(~0u, static_cast<uint32_t>(used >> 32));
-    if (threadIdx.x == 0) {
+    if (threadIdx.x % 32 == 0) {
       const TreeWord in_width = s.width >= kMaxWindow ? ~TreeWord{0} : node_bit(s.width) - 1;
       s.used = (TreeWord{high} << 32 | low) & in_width;
     }
@@ -120,11 +150,11 @@ struct RowPlace {
 };
 
 template <class Rows>
-__device__ __forceinline__ RowPlace row_place(const AttnParams& p, int group, const SegmentEntry& s,
-                                              int packed_row) {
-  const int step_row = packed_row / group;
+__device__ __forceinline__ RowPlace row_place(const AttnParams& p, const AttnLaunch& launch,
+                                              const SegmentEntry& s, int packed_row) {
+  const int step_row = row_of(launch, packed_row);
   return {static_cast<int64_t>(s.request) * Rows::num_rows(p) + step_row,
-          s.kv_head * group + packed_row - step_row * group};
+          s.kv_head * launch.group + packed_row - step_row * launch.group};
 }
 
 // Query rows -> the A fragments of a warp with one row block. Rows behind the last are zeros.
@@ -137,7 +167,7 @@ __device__ __forceinline__ void load_q_fragments(const AttnParams& p, const Attn
   for (int half = 0; half < 2; ++half) {
     const int packed = first_row + lane / 4 + 8 * half;
     const bool valid = packed < launch.rows;
-    const RowPlace place = row_place<Rows>(p, launch.group, s, valid ? packed : 0);
+    const RowPlace place = row_place<Rows>(p, launch, s, valid ? packed : 0);
     const auto* from = static_cast<const typename Traits::Element*>(p.q) +
                        place.row * p.stride_q_row + place.head * p.stride_q_head + lane % 4 * 2;
 #pragma unroll
@@ -148,22 +178,31 @@ __device__ __forceinline__ void load_q_fragments(const AttnParams& p, const Attn
   }
 }
 
-// The same rows -> shared memory, swizzled, for warps that read them per tile. All threads.
+// The same rows -> shared memory, swizzled, for warps that read them per tile. The warps that share
+// rows load them together: no other warp reads what they write, and in class few, finish_few has
+// barriers behind their last reads. A barrier must follow, and with kQByCopy the end of the copies
+// before it.
 template <class Traits, class Rows>
 __device__ __forceinline__ void load_q_shared(const AttnParams& p, const AttnLaunch& launch,
                                               const SegmentEntry& s, int first_row, char* q) {
+  constexpr int kThreads = 32 * Traits::kTokenGroups;
+  constexpr int kRows = 16 * Traits::kRowBlocks;
+  const int row_group = threadIdx.x / kThreads;
 #pragma unroll 4
-  for (int i = threadIdx.x; i < Traits::kRowTile * Traits::kChunks; i += Traits::kThreads) {
-    const int row = i / Traits::kChunks;
+  for (int i = threadIdx.x % kThreads; i < kRows * Traits::kChunks; i += kThreads) {
+    const int row = row_group * kRows + i / Traits::kChunks;
     const int chunk = i % Traits::kChunks;
-    int4 value = make_int4(0, 0, 0, 0);
-    if (first_row + row < launch.rows) {
-      const RowPlace place = row_place<Rows>(p, launch.group, s, first_row + row);
-      value = *reinterpret_cast<const int4*>(static_cast<const typename Traits::Element*>(p.q) +
-                                             place.row * p.stride_q_row +
-                                             place.head * p.stride_q_head + chunk * 8);
+    const bool valid = first_row + row < launch.rows;
+    const RowPlace place = row_place<Rows>(p, launch, s, valid ? first_row + row : 0);
+    const auto* from = static_cast<const typename Traits::Element*>(p.q) +
+                       place.row * p.stride_q_row + place.head * p.stride_q_head + chunk * 8;
+    char* to = q + swizzled_offset(row, chunk, Traits::kRowBytes);
+    if constexpr (Traits::kQByCopy) {
+      ptx::cp_async_16(ptx::smem_address(to), from, valid);
+    } else {
+      *reinterpret_cast<int4*>(to) =
+          valid ? *reinterpret_cast<const int4*>(from) : make_int4(0, 0, 0, 0);
     }
-    *reinterpret_cast<int4*>(q + swizzled_offset(row, chunk, Traits::kRowBytes)) = value;
   }
 }
 

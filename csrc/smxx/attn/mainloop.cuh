@@ -51,6 +51,13 @@ __device__ __forceinline__ uint64_t visible_positions(TreeWord word, int committ
   return window > -kTile ? word >> -window : 0;
 }
 
+// Bits 0, 1, 8, 9, 16, 17, 24, 25 -> 0 to 7.
+__device__ __forceinline__ uint32_t every_8th_pair(uint32_t bits) {
+  bits &= 0x03030303;
+  bits |= bits >> 6;
+  return (bits | bits >> 12) & 0xff;
+}
+
 template <class Traits>
 struct WarpTile {
   using Op = ptx::Element<typename Traits::Element>;
@@ -117,24 +124,27 @@ struct WarpTile {
     }
   }
 
-  // What row (block b, half h) sees: bit 8 n + i is this lane's column i of token block n.
+  // What row (block b, half h) sees: bit 2 n + i is this lane's column i of the n-th 8 tokens.
   template <class Rows>
-  static __device__ __forceinline__ uint64_t look_up(const AttnParams& p, int group,
+  static __device__ __forceinline__ uint32_t look_up(const AttnParams& p, const AttnLaunch& launch,
                                                      const SegmentEntry& segment, int tile,
                                                      int packed_row, int first_token) {
     const int lane = threadIdx.x % 32;
-    const int row = (packed_row + lane / 4) / group;
+    const int row = row_of(launch, packed_row + lane / 4);
     const TreeWord word =
         row < Rows::num_rows(p) ? Rows::word(p, segment.request, row) & segment.used : 0;
-    return visible_positions(word, segment.committed, tile) >> (first_token + lane % 4 * 2);
+    const uint64_t columns =
+        visible_positions(word, segment.committed, tile) >> (first_token + lane % 4 * 2);
+    return every_8th_pair(static_cast<uint32_t>(columns)) |
+           every_8th_pair(static_cast<uint32_t>(columns >> 32)) << 8;
   }
 
-  static __device__ __forceinline__ void mask(uint64_t visible, int b, int h, Scores& s) {
+  static __device__ __forceinline__ void mask(uint32_t visible, int b, int h, Scores& s) {
 #pragma unroll
     for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const bool keep = visible >> (8 * n + i) & 1;
+        const bool keep = visible >> (2 * n + i) & 1;
         s[b][n][2 * h + i] = keep ? s[b][n][2 * h + i] : -CUDART_INF_F;
       }
     }
@@ -215,26 +225,33 @@ struct WarpTile {
     }
   }
 
-  // All of one tile. first_packed: this warp's first packed row; the mask is looked up only in
-  // tiles that reach into the window.
+  // What the rows of this lane see: a half of a register for each. Looked up before anything waits
+  // for the tile.
+  struct Mask {
+    uint32_t visible[kBlocks];
+  };
+
+  // first_packed: this warp's first packed row; first_token: of its tokens, within the tile.
+  template <class Rows>
+  static __device__ __forceinline__ void look_up_all(const AttnParams& p, const AttnLaunch& launch,
+                                                     const SegmentEntry& segment, int tile,
+                                                     int first_packed, int first_token,
+                                                     Mask& mask) {
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const int row = first_packed + 16 * b;
+      mask.visible[b] = look_up<Rows>(p, launch, segment, tile, row, first_token) |
+                        look_up<Rows>(p, launch, segment, tile, row + 8, first_token) << 16;
+    }
+  }
+
+  // All of one tile. The mask is used only in tiles that reach into the window.
   template <class Rows>
   __device__ __forceinline__ void attend(const AttnParams& p, const AttnLaunch& launch,
                                          const SegmentEntry& segment, int tile, int first_packed,
-                                         int first_token, uint32_t stage,
-                                         const uint32_t (&q)[kDimSteps][4],
+                                         int first_token, bool masked, const Mask& early,
+                                         uint32_t stage, const uint32_t (&q)[kDimSteps][4],
                                          RowState<Traits>& state) const {
-    const bool masked = (tile + 1) * kTile > segment.committed;
-    // Looked up before the scores, so that these hide the latency; only 128 rows lack the
-    // registers.
-    constexpr bool kEarly = Traits::kFew || kBlocks == 1;
-    uint64_t visible[kBlocks][2];
-    if (kEarly && masked) {
-#pragma unroll
-      for (int i = 0; i < 2 * kBlocks; ++i) {
-        visible[i / 2][i % 2] =
-            look_up<Rows>(p, launch.group, segment, tile, first_packed + 8 * i, first_token);
-      }
-    }
 #pragma unroll 1
     for (int step = 0; step < Traits::kWarpTokens; step += Traits::kStepTokens) {
       Scores s;
@@ -242,10 +259,7 @@ struct WarpTile {
       if (masked) {
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
-          const uint64_t row = kEarly ? visible[i / 2][i % 2]
-                                      : look_up<Rows>(p, launch.group, segment, tile,
-                                                      first_packed + 8 * i, first_token);
-          mask(row >> step, i / 2, i % 2, s);
+          mask(early.visible[i / 2] >> (16 * (i % 2) + step / 4), i / 2, i % 2, s);
         }
       }
       softmax(launch.scale_log2, s, state);

@@ -23,6 +23,7 @@
 #include "../../params.h"
 #include "../../plan.h"
 #include "../../ptx/cp_async.cuh"
+#include "../../ptx/load.cuh"
 #include "../../ptx/mma.cuh"
 #include "../../ptx/sync.cuh"
 #include "../../workspace.h"
@@ -78,6 +79,8 @@ struct AttnTraits {
   static constexpr int kMinCtasPerSm = kHeadDim == 256                    ? 1
                                        : kHeadDim == 64 && kRowTile <= 64 ? 3
                                                                           : 2;
+  // Q of many rows would otherwise take several rounds of loads through registers.
+  static constexpr bool kQByCopy = !kQInRegisters && !kFew;
 
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kChunks = kRowBytes / 16;  // of one K or V row
@@ -98,10 +101,17 @@ struct AttnTraits {
 // What the host derives once per launch.
 struct AttnLaunch {
   int32_t stages;
-  int32_t group;     // query heads per KV head
-  int32_t rows;      // packed rows of a unit
-  float scale_log2;  // sm_scale / ln 2: exp2 instead of exp
+  int32_t group;          // query heads per KV head
+  int32_t group_inverse;  // see row_of
+  int32_t rows;           // packed rows of a unit
+  float scale_log2;       // sm_scale / ln 2: exp2 instead of exp
 };
+
+// Step row of a packed row: packed_row / group. Exact for packed_row * group < 65536 with the
+// inverse rounded up, and there are at most 1024 + 127 packed rows in groups of at most 16.
+__device__ __forceinline__ int row_of(const AttnLaunch& launch, int packed_row) {
+  return packed_row * launch.group_inverse >> 16;
+}
 
 // A place among the tiles of the segment table. The same in all threads of a CTA.
 struct Cursor {
@@ -128,7 +138,9 @@ struct SharedFront {
   PlanEntry entry;
   int32_t filled;     // segments written to the table so far
   int32_t next_unit;  // the unit after them
-  int32_t last_arriver;
+  // See combine.cuh: a split unit that this CTA does not begin, and one that it begins.
+  SegmentEntry pending[2];  // num_splits 0: none
+  uint64_t seen[2];         // its word on arrival; 0: not arrived
 };
 
 // Swizzle: 16-byte chunk c of row r is at chunk c ^ (r % 8), so that eight rows of one chunk, which
