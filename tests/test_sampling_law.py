@@ -93,7 +93,7 @@ def test_target_only(tree, by, device, rng):
     law = law / law.sum(1, keepdim=True)
     draft, links = drafts(rng, TREES[tree]), links_of_parents(TREES[tree])
     emitted = step(device, draft, law, rng, links, by=by)
-    assert 0.1 < (emitted[:, 1] >= 0).double().mean() < 0.99, "both kinds of second token"
+    assert 0.02 < (emitted[:, 1] >= 0).double().mean() < 0.99, "both kinds of second token"
     assert score(*pairs(emitted, device, law, rng, by), law) < ACCEPTED
 
 
@@ -103,7 +103,7 @@ def test_draft_probs(width, by, device, rng):
     law, q = law / law.sum(1, keepdim=True), q / q.sum(1, keepdim=True)
     draft = drafts(rng, chain_parents(width), q)
     emitted = step(device, draft, law, rng, q=q, by=by)
-    assert 0.1 < (emitted[:, 1] >= 0).double().mean() < 0.99
+    assert 0.02 < (emitted[:, 1] >= 0).double().mean() < 0.99
     assert score(*pairs(emitted, device, law, rng, by), law) < ACCEPTED
 
 

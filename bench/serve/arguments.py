@@ -35,6 +35,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     p.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after it")
     p.add_argument("--start-seconds", type=float, default=300, help="limit of an engine's start")
     p.add_argument("--json", metavar="FILE", help="write results, after every case")
+    p.add_argument("--id", default="serve", help="first part of the case ids; default serve")
+    p.add_argument("--resume", action="store_true", help="keep the cases that --json has already, "
+                   "if they are of this commit, and measure the others")  # fmt: skip
     p.add_argument("--logs", metavar="DIR", help="keep the engines' logs there")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
     args = p.parse_args(argv)

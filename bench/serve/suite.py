@@ -41,6 +41,7 @@ class Child:
 
     def __init__(self, s: Setup, common: dict, vocab: int, log: Path):
         self.setup, self.log, self.lines = s, log, queue.Queue()
+        self.alive = True
         root = Path(__file__).resolve().parents[2]
         path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, **s.env, "PYTHONPATH": os.pathsep.join(path)}
@@ -82,6 +83,9 @@ class Child:
 
     def close(self):
         """Ends the engine and waits until its memory is free."""
+        if not self.alive:
+            return
+        self.alive = False
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.process.stdin.close()
             self.process.wait(30)
@@ -105,6 +109,19 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
         "decode_s": round(sum(r["seconds"] for r in repeats), 2),
         "repeats_ms": [round(x, 3) for x in ms],
     }
+
+
+def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
+    """Cases and anchors of a results file, if it is of the same code, machine and model."""
+    found = json.loads(path.read_text())
+    same = ("gpu", "commit", "dirty", "model", "tokens_in")
+    if (
+        meta["commit"] is None
+        or meta["dirty"]
+        or any(found["meta"].get(k) != meta[k] for k in same)
+    ):
+        return [], []
+    return found["cases"], found["meta"].get("anchor_ms", [])
 
 
 class Suite:
@@ -147,6 +164,16 @@ class Suite:
         self.cases: list[dict] = []
         self.anchors: list[float] = []
         self.problems: list[str] = []
+        if args.resume and args.json and Path(args.json).is_file():
+            self.cases, self.anchors = earlier_cases(Path(args.json), self.meta)
+            self.line(f"{len(self.cases)} cases of {args.json} are kept")
+
+    def case_id(self, bs: int) -> str:
+        return f"{self.args.id}/c{bs}"
+
+    def has(self, name: str, bs: int) -> bool:
+        """Whether this point was measured in a run that is being resumed."""
+        return any(c["id"] == self.case_id(bs) and c["impl"] == name for c in self.cases)
 
     def line(self, text: str):
         print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
@@ -210,14 +237,18 @@ class Suite:
                 self.record(child.setup, bs, samples[child])
 
     def try_(self, child: Child, work):
+        """work(), or None; an engine that failed is ended, it might disturb the others."""
+        if not child.alive:
+            return None
         try:
             return work()
         except Failed as e:
             self.problem(f"{child.setup.name}: {e}")
+            child.close()
             return None
 
     def record(self, s: Setup, bs: int, repeats: list[dict]):
-        case = {"id": f"serve/c{bs}", **summary(s, bs, repeats)}
+        case = {"id": self.case_id(bs), **summary(s, bs, repeats)}
         if s.name == ANCHOR and bs == ANCHOR_BS:
             self.anchors.append(case["ms_per_step"])
             self.meta["anchor_ms"] = self.anchors
@@ -239,7 +270,10 @@ class Suite:
             path.write_text(json.dumps({"meta": self.meta, "cases": self.cases}, indent=1) + "\n")
 
     def run(self) -> int:
-        names = [n for n in self.args.setups if n != ANCHOR]
+        def missing(name: str) -> list[int]:
+            return [bs for bs in self.args.concurrency if not self.has(name, bs)]
+
+        names = [n for n in self.args.setups if n != ANCHOR and missing(n)]
         with_anchor = ANCHOR in self.args.setups
         width = max(self.args.parallel - with_anchor, 1)
         groups = [names[i : i + width] for i in range(0, len(names), width)] or [[]]
@@ -255,8 +289,10 @@ class Suite:
                 if self.late():
                     self.problem(f"time is up: concurrency {bs} of {', '.join(group)} not run")
                     break
-                measured = anchor if number == 0 or bs == ANCHOR_BS else []
-                self.measure([*measured, *children], bs)
+                again = bs == ANCHOR_BS or number == 0 and not self.has(ANCHOR, bs)
+                wanted = [c for c in children if c.alive and not self.has(c.setup.name, bs)]
+                if wanted or again:
+                    self.measure([*(a for a in anchor if again and a.alive), *wanted], bs)
             for child in children:
                 child.close()
         for child in anchor:

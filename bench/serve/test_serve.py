@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arithmetic of the serving suite, and what its names mean. CPU only, no engine."""
 
+import json
 import math
 
 import pytest
@@ -9,7 +10,7 @@ from bench.run import serving_arguments
 from bench.serve import arguments
 from bench.serve.rescore import prompts, verdict
 from bench.serve.setups import llama_8b, setup, tiny
-from bench.serve.suite import summary
+from bench.serve.suite import Failed, Suite, earlier_cases, summary
 
 
 def test_names_become_engines(tmp_path):
@@ -80,3 +81,44 @@ def test_losses_become_a_verdict():
 def test_prompts_differ():
     texts = prompts(40)
     assert len({tuple(t) for t in texts}) == 40 and min(map(len, texts)) >= 33
+
+
+def test_resuming_needs_the_same_code(tmp_path):
+    meta = {"gpu": "g", "commit": "abc", "dirty": False, "model": "tiny", "tokens_in": 64}
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"meta": {**meta, "anchor_ms": [5.0]}, "cases": [{"id": "x"}]}))
+    assert earlier_cases(path, meta) == ([{"id": "x"}], [5.0])
+    for name, other in (("commit", "def"), ("dirty", True), ("tokens_in", 65), ("gpu", None)):
+        assert earlier_cases(path, {**meta, name: other}) == ([], [])
+
+
+class Engine:
+    """Stands in for a child process: answers, or fails once and for all."""
+
+    def __init__(self, name: str, model, fails: bool):
+        self.setup, self.fails, self.alive, self.asked = setup(name, model, True), fails, True, 0
+
+    def measure(self, bs: int, n_in: int, n_out: int) -> dict:
+        self.asked += 1
+        if self.fails and self.asked > 1:
+            raise Failed("no answer within 120 s")
+        return {"seconds": 0.01 * n_out, "tokens": bs * n_out, "steps": n_out}
+
+    def close(self):
+        self.alive = False
+
+
+def test_an_engine_that_fails_is_ended_and_the_others_go_on(tmp_path):
+    argv = ["--device", "cpu", "--json", str(tmp_path / "r.json"), "--decode-seconds", "2"]
+    suite = Suite(arguments.parse([*argv, "--concurrency", "2"]), "test")
+    model = llama_8b(tmp_path)
+    good, bad = (
+        Engine("specfused-plain", model, False),
+        Engine("sglang-chain-triton", model, True),
+    )
+    suite.measure([bad, good], 2)
+    assert not bad.alive and bad.asked == 2 and good.alive
+    (case,) = json.loads((tmp_path / "r.json").read_text())["cases"]
+    assert case["impl"] == "specfused-plain" and case["id"] == "serve/c2"
+    assert case["ms_per_step"] == pytest.approx(10.0) and case["decode_s"] >= 2.0
+    assert suite.problems == ["sglang-chain-triton: no answer within 120 s"]

@@ -24,7 +24,6 @@ DEFAULT = "auto"
 CHECK_VARIABLE = "SPECFUSED_CHECK_RANKS"
 SHARE_INTERVAL = 16  # steps between two hand-outs of rank 0's times
 SHARED_ROWS = 32  # of one hand-out
-CHECK_INTERVAL = 32
 
 
 def configured() -> str | None:
@@ -69,16 +68,25 @@ class Switch:
         return f"{VARIABLE}={self.text}"
 
     def calibrate(self, worker) -> None:
-        """Measures the worker's steps, if the policy wants to know their times."""
+        """Measures the worker's steps, if the policy wants to know their times.
+
+        A server has to start without it, too: the policy then learns from the steps it serves.
+        """
         if not self.policy.uses_times:
             return
         start = time.perf_counter()
         from specfused.sglang import calibrate
 
-        points = calibrate.points(worker)
+        try:
+            points = calibrate.points(worker)
+        except Exception:
+            logger.exception("specfused worker: no step times at start, they are learnt in service")
+            points = []
         if self._ranks is not None:
             times = [(tuple(what), seconds) for *what, seconds in points]
             points = [(*what, seconds) for what, seconds in _from_first(self._ranks, times)]
+        if not points:
+            return
         self.policy.calibrate(points)
         shown = ", ".join(f"{m.value} {b} x {c:.0f}: {s * 1e3:.2f}" for m, b, c, s in points)
         logger.info(
@@ -94,10 +102,10 @@ class Switch:
         self._step += 1
         if self.clock is not None:
             self._observe_times()
-        if self._check and self._step % CHECK_INTERVAL == 0:
-            self._compare_ranks()
         context = sum(req.seqlen for req in reqs) / max(len(reqs), 1)
         mode = self.policy.decide(len(reqs), context).mode
+        if self._check:
+            self._compare_ranks(mode)
         self._now = (mode, len(reqs), context)
         self._in_flight.append(mode)
         return mode
@@ -130,13 +138,16 @@ class Switch:
             self.policy.observe_step(mode, batch_size, context, seconds)
         self._times = []
 
-    def _compare_ranks(self) -> None:
-        digests = [None] * len(self._ranks.ranks)
-        mine = self.policy.state_digest()
-        torch.distributed.all_gather_object(digests, mine, group=self._ranks.cpu_group)
-        if len(set(digests)) > 1:
+    def _compare_ranks(self, mode: Mode) -> None:
+        """Before anything of the step is launched: ranks in two modes would wait for each other."""
+        mine = f"{mode.value:3} {self.policy.state_digest()}"
+        row = torch.tensor(list(mine.encode()), dtype=torch.uint8)
+        rows = [torch.empty_like(row) for _ in self._ranks.ranks]
+        torch.distributed.all_gather(rows, row, group=self._ranks.cpu_group)
+        states = [bytes(row.tolist()).decode() for row in rows]
+        if len(set(states)) > 1:
             raise RuntimeError(
-                f"specfused: the policy must be in one state on all ranks, got {digests} at step "
+                f"specfused: the policy must be in one state on all ranks, got {states} at step "
                 f"{self._step}"
             )
 

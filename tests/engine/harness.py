@@ -152,7 +152,7 @@ def call(function, *args, env=None, timeout=180):
     return answer
 
 
-def _flush(engine):
+def flush(engine):
     """Empty the prefix cache; the scheduler does it when idle, see the probe lost_slots."""
     for _ in range(50):
         if engine.flush_cache().success:
@@ -161,7 +161,9 @@ def _flush(engine):
     raise RuntimeError("the scheduler does not become idle")
 
 
-def _generate(probe, fault, attributes, engine_args, turns, request):
+def _generate(probe, fault, prepare, attributes, engine_args, turns, request):
+    if prepare is not None:
+        prepare()
     for name, value in attributes.items():
         owner, attribute = name.split(":")
         setattr(pkgutil.resolve_name(owner), attribute, value)
@@ -175,7 +177,7 @@ def _generate(probe, fault, attributes, engine_args, turns, request):
     try:
         answers = [engine.generate(**{kind: prompts}, **request) for prompts in turns]
         if STEP_LOG in os.environ:
-            _flush(engine)
+            flush(engine)
         return answers
     finally:
         engine.shutdown()
@@ -187,6 +189,7 @@ def run_engine(
     max_new_tokens,
     *,
     fault=None,
+    prepare=None,
     attributes=None,
     env=None,
     repeat=1,
@@ -194,6 +197,7 @@ def run_engine(
     temperature=0.0,
     sampling=None,
     return_logprob=False,
+    return_hidden_states=False,
     log_commits=False,
     **engine_args,
 ):
@@ -202,9 +206,10 @@ def run_engine(
     `then` has further lists of prompts for the same engine, an Outcome for each.
 
     Prompts are lists of token ids, or texts; those need `skip_tokenizer_init=False`. `fault` names
-    a deliberate error of probes.py. `env` is set in the child only. `sampling` has further sampling
-    parameters: one dict for all prompts or one for each. `attributes` sets what a module has read
-    from the environment when it was imported, as "module:name". `log_commits` fills Outcome.steps.
+    a deliberate error of probes.py; `prepare` is called in the child before the engine starts, to
+    patch what it likes. `env` is set in the child only. `sampling` has further sampling parameters:
+    one dict for all prompts or one for each. `attributes` sets what a module has read from the
+    environment when it was imported, as "module:name". `log_commits` fills Outcome.steps.
     """
     engine_args = {**ENGINE_ARGS, "model_path": str(models / "target"), **engine_args}
     common = {"temperature": temperature, "max_new_tokens": max_new_tokens}
@@ -212,6 +217,7 @@ def run_engine(
     request = {
         "sampling_params": [{**common, **one} for one in each],
         "return_logprob": return_logprob,
+        "return_hidden_states": return_hidden_states,
     }
     probe = OpProbe()
     with tempfile.TemporaryDirectory() as folder:
@@ -222,6 +228,7 @@ def run_engine(
             _generate,
             probe,
             fault,
+            prepare,
             attributes or {},
             engine_args,
             [prompts] * repeat + list(then),

@@ -2,66 +2,30 @@
 """Drafting switched on and off from step to step: lossless in tokens, in slots, in acceptance."""
 
 import itertools
-import random
 import re
 
 import pytest
 from cases import CHAIN, MAX_NEW_TOKENS, PROMPTS, SECOND_TURN, TREE
 from harness import run_engine, speculation
+from switching import (
+    EAGLE3_TREE,
+    EAGLE_CHAIN,
+    FLIPS,
+    OVERLAP,
+    RUNS,
+    Rounds,
+    random_schedule,
+    run,
+)
 
 pytestmark = pytest.mark.engine
 
-EAGLE3_TREE = TREE._replace(algorithm="EAGLE3")
 DRAFT_TREE = TREE._replace(algorithm="STANDALONE")
-EAGLE_CHAIN = TREE._replace(steps=3, topk=1, num_draft_tokens=4)
-FLIPS = "schedule:10"
-RUNS = "schedule:1101000000111"
-OVERLAP = {"STANDINS_OVERLAP": "1"}
 HYBRID = {
     "attention_backend": "triton",
     "decode_attention_backend": "specfused",
     "speculative_attention_mode": "decode",
 }
-
-
-def random_schedule(seed):
-    """Runs of 1 to 9 steps, off as often as on."""
-    numbers = random.Random(seed)
-    return "schedule:" + "".join(bit * numbers.randint(1, 9) for bit in "10" * 20)
-
-
-def run(models, setting, mode, prompts=PROMPTS, max_new_tokens=MAX_NEW_TOKENS, env=None, **options):
-    outcomes = run_engine(
-        models,
-        prompts,
-        max_new_tokens,
-        env={"SPECFUSED_MODE": mode, **(env or {})},
-        log_commits=True,
-        **{**speculation(models, *setting), **options},
-    )
-    for outcome in outcomes:
-        assert outcome.ops["flush_cache"] > 0
-        assert outcome.ops["lost_slots"] == 0
-    return outcomes
-
-
-class Rounds:
-    """What the oracle says of the steps that drafted.
-
-    A row of a batch is known by its length and root; if these fit several prompts, any may be
-    meant, and if none (a prompt that is not the oracle's), the row says nothing.
-    """
-
-    def __init__(self, outcome, answers):
-        expected = {}
-        for prompt, (tokens, accepted) in zip(PROMPTS, answers, strict=True):
-            for committed, count in enumerate(accepted, start=len(prompt)):
-                expected.setdefault((committed, tokens[committed]), set()).add(count)
-        rows = [step for batch in outcome.steps for step in batch]
-        self.off = sum(step.width == 1 for step in rows)
-        known = [s for s in rows if s.width > 1 and (s.committed, s.root) in expected]
-        self.on = len(known)
-        self.wrong = [s for s in known if s.accepted not in expected[s.committed, s.root]]
 
 
 @pytest.mark.parametrize("setting", [CHAIN, TREE, EAGLE3_TREE], ids=str)

@@ -165,7 +165,7 @@ def _rank(rank, folder, answers):
     ours.policy.decide(1 + rank, 10.0)
     ours.policy.decide(1, 10.0 * (1 + rank))
     try:
-        ours._compare_ranks()
+        ours._compare_ranks(Mode.OFF)
         said = "nothing"
     except RuntimeError as error:
         said = str(error)
@@ -241,3 +241,23 @@ def test_no_event_of_an_earlier_phase_is_left():
     assert entered == [True]
     assert target.war_fastpath_read_done_event is target.shared_read_done_event is None
     assert draft.war_fastpath_read_done_event is None
+
+
+def test_a_server_starts_without_step_times(monkeypatch, caplog):
+    """Whatever goes wrong while step times are measured, the policy then learns in service."""
+    from specfused.policy import Mode
+    from specfused.sglang import calibrate
+    from specfused.sglang.switch import Switch
+
+    def fail(worker):
+        raise RuntimeError("a kernel that no one expected to fail")
+
+    monkeypatch.setattr(calibrate, "points", fail)
+    switch = Switch("auto", "cpu")
+    switch.calibrate(worker=None)
+    assert "no step times at start" in caplog.text
+    assert "no one expected" in caplog.text
+    assert switch.policy.decide(4, 100.0).mode in Mode
+    monkeypatch.setattr(calibrate, "points", lambda worker: [])  # no room for any batch
+    switch.calibrate(worker=None)
+    assert switch.policy.decide(4, 100.0).mode in Mode
