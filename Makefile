@@ -18,7 +18,7 @@ SOURCES := $(shell find csrc cmake specfused -name '*.[ch]*' -o -name '*.cu' -o 
 
 # On a machine without a GPU the engine needs stand-ins for SGLang's compiled packages.
 CPU_ENGINE = CUDA_VISIBLE_DEVICES= SGLANG_USE_CPU_ENGINE=1 TORCHDYNAMO_DISABLE=1 \
-  HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONWARNINGS=ignore \
+  HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONWARNINGS=ignore OMP_NUM_THREADS=1 \
   PYTHONPATH=tests/engine/standins:.sglang/0.5.17
 
 ifeq ($(GPU),)

@@ -21,7 +21,8 @@ QUICK_SECONDS = 45.0  # no new case of the quick suite starts after this
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python bench/run.py", description=__doc__)
+    p = argparse.ArgumentParser(prog="python bench/run.py", description=__doc__,
+                                allow_abbrev=False)  # fmt: skip
     p.add_argument("--suite", choices=("quick", "attn", "commit", "all", *SERVING),
                    default="quick", help="see also --suite serve --help")  # fmt: skip
     p.add_argument("--peers", help="comma-separated names, none or all; default: all, but in the "

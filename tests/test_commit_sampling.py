@@ -99,7 +99,7 @@ def test_trees(width, source, device, rng):
     args, links, probs = make(rng, 150, width, 97, source)
     paths = check(call(args, device), args, links, probs)
     if width >= 16:
-        assert {len(nodes) for nodes in paths} >= {1, 2, 3}, "paths of several lengths"
+        assert len({len(nodes) for nodes in paths}) > 1, "paths of several lengths"
 
 
 @pytest.mark.parametrize("single,acc", [(0.3, 1.0), (1.0, 0.4), (0.5, 0.7), (2.0, 1.7), (1.0, 0.0)])

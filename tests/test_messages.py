@@ -124,3 +124,22 @@ def test_cuda_shapes_and_workspaces(cuda):
             got = needed - 1 if given else 0
             said = f"{op}: workspace must have at least {needed} bytes on CUDA, got {got}"
             assert str(error.value) == said
+
+
+@pytest.mark.parametrize(
+    "op, args, message",
+    [
+        ("plan_numel", (-1, 4), "bs must be 0 to 16777216, got -1"),
+        ("plan_numel", (4, 0), "num_ctas must be 1 to 1048576, got 0"),
+        ("attn_workspace_bytes", (4, 1025, 64), "rows_per_kv_head must be 1 to 1024, got 1025"),
+        ("attn_workspace_bytes", (-1, 4, 64), "num_ctas must be 1 to 1048576, got -1"),
+        ("commit_workspace_bytes", (2, 4, 0), "vocab must be 1 to 2147483648, got 0"),
+        ("commit_workspace_bytes", (2, 65, 9), "num_draft_tokens must be 1 to 64, got 65"),
+        ("commit_workspace_bytes", (2**62, 64, 9), f"bs must be 0 to 16777216, got {2**62}"),
+    ],
+)
+def test_sizes(op, args, message):
+    """A size that cannot be is an error and never a small or negative number of bytes."""
+    with pytest.raises(RuntimeError) as error:
+        getattr(ops, op)(*args)
+    assert f"{op}: {message}" in str(error.value)

@@ -2,11 +2,14 @@
 """Arguments of `python bench/run.py --suite serve`."""
 
 import argparse
+import importlib.util
+import sys
 
 import torch
 
 from bench.report import command_line
 from bench.serve.rescore import Rescore
+from bench.serve.setups import check
 from bench.serve.suite import Suite
 
 GPU_SETUPS = "sglang-plain-triton,specfused-plain,specfused-chain,sglang-chain-triton"
@@ -14,26 +17,43 @@ GPU_SETUPS += ",specfused-tree,sglang-tree-triton"
 CPU_SETUPS = "sglang-plain-torch_native,specfused-plain,specfused-chain,specfused-tree"
 
 
+def count(text: str) -> int:
+    """An argument of at least 1."""
+    value = int(text) if text.isascii() and text.isdigit() else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return value
+
+
 def numbers(text: str) -> list[int]:
-    values = [int(x) for x in text.split(",")]
-    if not values or min(values) < 1:
-        raise ValueError(text)
-    return values
+    return [count(x) for x in text.split(",")]
+
+
+def seconds(text: str) -> float:
+    """An argument of more than 0 seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text!r}")
+    return value
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python bench/run.py --suite serve", description=__doc__)
+    p = argparse.ArgumentParser(prog="python bench/run.py --suite serve", description=__doc__,
+                                allow_abbrev=False)  # fmt: skip
     p.add_argument("--setups", help="comma-separated, see bench/serve/setups.py")
     p.add_argument("--concurrency", type=numbers, help="default: 1,8,32,128; on the CPU 1,4")
     p.add_argument("--model", choices=("llama8b", "tiny"), help="default: llama8b; CPU: tiny")
-    p.add_argument("--tokens-in", type=int, help="prompt length; default 1024; CPU 64")
-    p.add_argument("--tokens-out", type=int, default=160, help="of --suite rescore; default 160")
-    p.add_argument("--pool-tokens", type=int, help="KV slots; default 180000; CPU 4096")
-    p.add_argument("--repeats", type=int, default=3, help="least repeats of a point")
-    p.add_argument("--decode-seconds", type=float, help="least decode time of a point; 3; CPU 1")
-    p.add_argument("--parallel", type=int, help="engines alive at once; default 3; CPU 1")
-    p.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after it")
-    p.add_argument("--start-seconds", type=float, default=300, help="limit of an engine's start")
+    p.add_argument("--tokens-in", type=count, help="prompt length; default 1024; CPU 64")
+    p.add_argument("--tokens-out", type=count, default=160, help="of --suite rescore; default 160")
+    p.add_argument("--pool-tokens", type=count, help="KV slots; default 180000; CPU 4096")
+    p.add_argument("--repeats", type=count, default=3, help="least repeats of a point")
+    p.add_argument("--decode-seconds", type=seconds, help="least decode time of a point; 3; CPU 1")
+    p.add_argument("--parallel", type=count, help="engines alive at once; default 3; CPU 1")
+    p.add_argument("--seconds", type=seconds, default=float("inf"), help="start nothing after it")
+    p.add_argument("--start-seconds", type=seconds, default=300, help="limit of an engine's start")
     p.add_argument("--json", metavar="FILE", help="write results, after every case")
     p.add_argument("--id", default="serve", help="first part of the case ids; default serve")
     p.add_argument("--resume", action="store_true", help="keep the cases that --json has already, "
@@ -56,6 +76,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, value)
     args.setups = args.setups.split(",")
+    for name in args.setups:
+        try:
+            check(name)
+        except ValueError as error:
+            p.error(str(error))
+    if cuda and not torch.cuda.is_available():
+        p.error("--device cuda needs a GPU that torch can use")
     return args
 
 
@@ -63,4 +90,8 @@ SUITES = {"serve": Suite, "rescore": Rescore}
 
 
 def main(suite: str, argv: list[str]) -> int:
-    return SUITES[suite](parse(argv), command_line(["--suite", suite, *argv])).run()
+    args = parse(argv)
+    if importlib.util.find_spec("sglang") is None:
+        print("the serving suites need SGLang: pip install sglang==0.5.17", file=sys.stderr)
+        return 2
+    return SUITES[suite](args, command_line(["--suite", suite, *argv])).run()

@@ -56,6 +56,8 @@ class Rescore(Suite):
                     self.problem(f"{child.setup.name}: {e}")
                 child.close()
         judge = "sglang-plain-triton" if self.cuda else "sglang-plain-torch_native"
+        if not names:
+            self.problem(f"--setups must name an engine to judge beside {ANCHOR}")
         for child in self.start([judge] if answers else []):
             try:
                 own = child.ask(300, prompts=texts, n_out=self.args.tokens_out)
@@ -64,7 +66,7 @@ class Rescore(Suite):
             except Failed as e:
                 self.problem(f"{judge}: {e}")
             child.close()
-        return 1 if self.problems else 0
+        return self.end()
 
     def judge(self, child, name: str, texts, answer: dict, own: dict):
         losses = child.ask(300, prompts=texts, score=answer["tokens"])["losses"]

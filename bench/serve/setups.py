@@ -89,6 +89,21 @@ class Setup:
         return json.dumps({**self.engine, **self.env}, sort_keys=True)
 
 
+def check(name: str) -> tuple[str, str, str]:
+    """Library, mode and detail of a name.
+
+    Raises:
+        ValueError: it names no setup.
+    """
+    library, _, rest = name.partition("-")
+    mode, _, detail = rest.partition("-")
+    if library not in ("sglang", "specfused") or mode not in ("plain", *SHAPES):
+        raise ValueError(
+            f"setup must be (sglang|specfused)-(plain|{'|'.join(SHAPES)})[-detail], got {name!r}"
+        )
+    return library, mode, detail
+
+
 def setup(name: str, model: Model, cuda: bool) -> Setup:
     """The engine behind a name.
 
@@ -100,12 +115,7 @@ def setup(name: str, model: Model, cuda: bool) -> Setup:
     Raises:
         ValueError: there is no such setup.
     """
-    library, _, rest = name.partition("-")
-    mode, _, detail = rest.partition("-")
-    if library not in ("sglang", "specfused") or mode not in ("plain", *SHAPES):
-        raise ValueError(
-            f"setup must be (sglang|specfused)-(plain|{'|'.join(SHAPES)})[-detail], got {name}"
-        )
+    library, mode, detail = check(name)
     engine, env, accept = {"model_path": model.target, **model.engine}, {}, 1.0
     if library == "specfused":
         engine["attention_backend"] = "specfused"

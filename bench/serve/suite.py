@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import queue
+import shutil
 import signal
 import statistics
 import subprocess
@@ -61,13 +62,13 @@ class Child:
                 else:
                     log.write(line)
                     log.flush()
-        self.lines.put({"error": f"the engine ended, see {self.log.name}"})
+        self.lines.put({"error": f"the engine ended, see {self.log}"})
 
     def wait(self, seconds: float) -> dict:
         try:
             reply = self.lines.get(timeout=seconds)
         except queue.Empty:
-            raise Failed(f"no answer within {seconds:.0f} s, see {self.log.name}") from None
+            raise Failed(f"no answer within {seconds:.0f} s, see {self.log}") from None
         if "error" in reply:
             raise Failed(reply["error"])
         return reply
@@ -263,6 +264,12 @@ class Suite:
         )
         self.write()
 
+    def end(self) -> int:
+        """The exit status; the logs of a run without problems are removed."""
+        if not self.problems:
+            shutil.rmtree(self.folder)
+        return 1 if self.problems else 0
+
     def write(self):
         if self.args.json:
             path = Path(self.args.json)
@@ -297,4 +304,4 @@ class Suite:
                 child.close()
         for child in anchor:
             child.close()
-        return 1 if self.problems else 0
+        return self.end()

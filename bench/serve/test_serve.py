@@ -66,8 +66,11 @@ def test_the_suite_has_its_own_arguments():
     assert suite == "serve"
     args = arguments.parse(rest)
     assert args.concurrency == [1, 30] and args.device == "cpu" and args.model == "tiny"
-    with pytest.raises(SystemExit):
-        arguments.parse(["--concurrency", "0"])
+    for bad in ("--concurrency=0", "--repeats=0", "--decode-seconds=0", "--tokens-in=-5",
+                "--setups=sglang-plain,nonsense", "--setups=", "--conc=1"):  # fmt: skip
+        with pytest.raises(SystemExit) as error:
+            arguments.parse([bad])
+        assert error.value.code == 2, bad
 
 
 def test_losses_become_a_verdict():

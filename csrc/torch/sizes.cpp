@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
+#include "../kv_window.h"
 #include "../launch.h"
 #include "../workspace.h"
 #include "build_info.h"
@@ -11,7 +12,20 @@
 namespace specfused::ops {
 namespace {
 
-int64_t plan_numel_op(int64_t bs, int64_t num_ctas) { return plan_numel(bs, num_ctas); }
+// Bounds of what the ops take, wide enough that no product of them overflows.
+void in_range(const char* op, const char* arg, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    fail(op, ": ", arg, " must be ", low, " to ", high, ", got ", value);
+  }
+}
+
+constexpr int64_t kMostRequests = 1 << 24;
+
+int64_t plan_numel_op(int64_t bs, int64_t num_ctas) {
+  in_range("plan_numel", "bs", bs, 0, kMostRequests);
+  in_range("plan_numel", "num_ctas", num_ctas, 1, 1 << 20);
+  return plan_numel(bs, num_ctas);
+}
 
 int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
 #ifdef SPECFUSED_HAS_CUDA
@@ -36,10 +50,18 @@ int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
 }
 
 int64_t attn_workspace_bytes_op(int64_t num_ctas, int64_t rows_per_kv_head, int64_t head_dim) {
+  const char* op = "attn_workspace_bytes";
+  in_range(op, "num_ctas", num_ctas, 1, 1 << 20);
+  in_range(op, "rows_per_kv_head", rows_per_kv_head, 1, kMaxRowsPerKvHead);
+  in_range(op, "head_dim", head_dim, 1, 1 << 16);
   return attn_workspace_bytes(num_ctas, rows_per_kv_head, head_dim, DType::kBFloat16);
 }
 
 int64_t commit_workspace_bytes_op(int64_t bs, int64_t num_draft_tokens, int64_t vocab) {
+  const char* op = "commit_workspace_bytes";
+  in_range(op, "bs", bs, 0, kMostRequests);
+  in_range(op, "num_draft_tokens", num_draft_tokens, 1, kMaxWindow);
+  in_range(op, "vocab", vocab, 1, int64_t{1} << 31);
   return commit_workspace_bytes(bs, num_draft_tokens, vocab);
 }
 

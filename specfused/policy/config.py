@@ -66,7 +66,7 @@ def _from_words(text: str) -> Policy:
 def _integer(value, what: str) -> int:
     """A count, in digits or as JSON has it."""
     text = str(value).strip()
-    number = int(text) if text.isascii() and text.isdigit() else 0
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
     require(is_count(number), what, "be an integer >= 1", value)
     return number
 
@@ -99,8 +99,10 @@ def _table(options: dict) -> Policy:
     require(isinstance(table, dict), "table", 'map batch sizes to "on" or "off"', table)
     entries = {}
     for size, mode in table.items():
-        require(mode in ("on", "off"), f"table entry {size}", "be on or off", mode)
-        entries[_integer(size, "a batch size of the table")] = Mode(mode)
+        number = _integer(size, "a batch size of the table")
+        require(mode in ("on", "off"), f"table entry {number}", "be on or off", mode)
+        require(number not in entries, "table", "name each batch size once", dict(table))
+        entries[number] = Mode(mode)
     return Table(entries, *_dwell(options))
 
 

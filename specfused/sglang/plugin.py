@@ -69,6 +69,7 @@ def _create_worker(original, algorithm, server_args):
     mode = switch.configured()
     if mode == switch.STOCK or (mode is None and compat.decode_backend_name(server_args) != NAME):
         return worker
+    switch.policy_of(mode or switch.DEFAULT)  # a typo is named before anything else
     from specfused.sglang.worker import WORKERS
 
     if worker not in WORKERS:

@@ -17,9 +17,10 @@ DEFAULT = 64
 
 def configured_size() -> int:
     """SPECFUSED_RING: off steps that a request may lag behind with its draft KV."""
-    text = os.environ.get(VARIABLE, str(DEFAULT))
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"specfused: {VARIABLE} must be a positive integer, got {text}")
+    text = os.environ.get(VARIABLE, "").strip() or str(DEFAULT)
+    valid = text.isascii() and text.isdigit() and len(text) <= 6 and int(text) >= 1
+    if not valid:
+        raise ValueError(f"specfused: {VARIABLE} must be an integer of 1 to 999999, got {text}")
     return int(text)
 
 

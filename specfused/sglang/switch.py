@@ -5,6 +5,7 @@ All ranks of a tensor-parallel group must choose alike. Batch sizes, lengths and
 the same on all of them; measured times are not, so rank 0's are handed to all, every few steps.
 """
 
+import json
 import logging
 import os
 import time
@@ -28,7 +29,24 @@ SHARED_ROWS = 32  # of one hand-out
 
 def configured() -> str | None:
     """SPECFUSED_MODE, or None where nobody has set it."""
-    return os.environ.get(VARIABLE) or None
+    return os.environ.get(VARIABLE, "").strip() or None
+
+
+def policy_of(text: str):
+    """The policy that SPECFUSED_MODE asks for.
+
+    Raises:
+        ValueError: it asks for none.
+    """
+    try:
+        policy = from_config(text)
+        if policy.uses_times:
+            # How far drafting can lag behind is one of the prices that "auto" compares.
+            own = json.loads(text) if text.startswith("{") else {"policy": text}
+            policy = from_config({"ring_tokens": ring.configured_size(), **own})
+        return policy
+    except ValueError as error:
+        raise ValueError(f"specfused: {VARIABLE} must be {STOCK} or a policy: {error}") from None
 
 
 class Switch:
@@ -42,9 +60,8 @@ class Switch:
 
     def __init__(self, text: str, device, ranks=None):
         self.text = text
-        # How far drafting can lag behind is one of the prices that "auto" compares.
-        own = {"policy": text, "ring_tokens": ring.configured_size()} if text == "auto" else text
-        self.policy = from_config(own)
+        self.policy = policy_of(text)
+        self._calibrated = '"calibration"' in text
         self.clock = StepClock(device) if self.policy.uses_times else None
         self._ranks = ranks
         self._check = ranks is not None and os.environ.get(CHECK_VARIABLE) == "1"
@@ -72,7 +89,7 @@ class Switch:
 
         A server has to start without it, too: the policy then learns from the steps it serves.
         """
-        if not self.policy.uses_times:
+        if not self.policy.uses_times or self._calibrated:
             return
         start = time.perf_counter()
         from specfused.sglang import calibrate

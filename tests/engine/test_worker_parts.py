@@ -2,6 +2,7 @@
 """The switching worker's parts without an engine: ring, catch-up, limits, reports, ranks."""
 
 import contextlib
+import json
 import logging
 import multiprocessing
 import sys
@@ -190,7 +191,7 @@ def test_ring_size_is_checked(monkeypatch):
     monkeypatch.delenv("SPECFUSED_RING", raising=False)
     assert ring.configured_size() == 64
     monkeypatch.setenv("SPECFUSED_RING", "0")
-    with pytest.raises(ValueError, match="SPECFUSED_RING must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match="SPECFUSED_RING must be an integer of 1 to 999999, got 0"):
         ring.configured_size()
     monkeypatch.setenv("SPECFUSED_RING", "16")
     assert switch.Switch("auto", "cpu").policy.settings.ring_tokens == 16
@@ -261,3 +262,44 @@ def test_a_server_starts_without_step_times(monkeypatch, caplog):
     monkeypatch.setattr(calibrate, "points", lambda worker: [])  # no room for any batch
     switch.calibrate(worker=None)
     assert switch.policy.decide(4, 100.0).mode in Mode
+
+
+@pytest.mark.parametrize("text", ["onn", "Stock", "table:1=on,01=off", '{"policy": "autos"}'])
+def test_a_wrong_mode_is_named(text):
+    from specfused.sglang.switch import policy_of
+
+    with pytest.raises(ValueError, match="SPECFUSED_MODE must be stock or a policy: "):
+        policy_of(text)
+
+
+def test_auto_knows_the_ring_in_every_spelling(monkeypatch):
+    from specfused.sglang import switch
+
+    monkeypatch.setenv("SPECFUSED_RING", " 8 ")
+    monkeypatch.setenv("SPECFUSED_MODE", " auto ")
+    assert switch.configured() == "auto"
+    assert switch.policy_of("auto").settings.ring_tokens == 8
+    assert switch.policy_of('{"policy": "auto"}').settings.ring_tokens == 8
+    assert switch.policy_of('{"policy": "auto", "ring_tokens": 5}').settings.ring_tokens == 5
+    monkeypatch.setenv("SPECFUSED_MODE", " ")
+    assert switch.configured() is None
+
+
+def test_points_that_were_given_are_not_measured(monkeypatch):
+    from specfused.sglang import calibrate
+    from specfused.sglang.switch import Switch
+
+    monkeypatch.setattr(calibrate, "points", lambda worker: pytest.fail("measured"))
+    points = [["on", 1, 256, 0.02], ["off", 1, 256, 0.01]]
+    text = json.dumps({"policy": "auto", "calibration": points})
+    Switch(text, "cpu").calibrate(None)
+
+
+def test_stats_that_cannot_be_written_end_no_server(monkeypatch, caplog):
+    from specfused.sglang import stats
+
+    monkeypatch.setenv("SPECFUSED_STATS", "/nonexistent/stats.json")
+    stats.count("target", "DECODE")
+    assert "cannot be written" in caplog.text
+    monkeypatch.setenv("SPECFUSED_STATS", "")
+    stats.count("target", "DECODE")
