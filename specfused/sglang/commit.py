@@ -15,6 +15,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify, eagle_sample
 from sglang.srt.speculative.spec_utils import (
     SIMULATE_ACC_LEN,
+    SIMULATE_ACC_TOKEN_MODE,
     GrammarTree,
     build_grammar_vocab_mask,
     record_stream_each,
@@ -24,6 +25,10 @@ from sglang.srt.utils.async_probe import maybe_detect_inf, maybe_detect_nan, san
 
 from specfused import ops
 from specfused.sglang import compat
+
+SIMULATED = SIMULATE_ACC_LEN > 0 and SIMULATE_ACC_TOKEN_MODE == "fixed"
+SIMULATED_TOKEN = 100  # SGLang's choice
+SIMULATED_LOGIT = 1e4  # above every other, and a number in float16
 
 
 @dataclass
@@ -58,6 +63,7 @@ class Verifier:
         self.kv_buffers = kv_buffers  # the table holds their addresses
         self.kv_table = ops.kv_table(kv_buffers) if topk > 1 else None
         self._workspace = None
+        self._simulated = {}  # trees by bs, W and length
 
     def run(self, batch, req_to_token_pool, grammar_barrier=None, publish_reads_done=None):
         """Verifies batch.spec_info, an EagleVerifyInput, and commits what it accepts.
@@ -137,13 +143,22 @@ class Verifier:
             len(batch.seq_lens), width, verify_input.max_tree_depth, batch.seq_lens.device
         )
         sampling_info = batch.sampling_info
-        if SIMULATE_ACC_LEN > 0 or (self.tp_size > 1 and not sampling_info.is_all_greedy):
-            # A path that is made up, or drawn by rank 0 for all ranks.
+        made_up = SIMULATE_ACC_LEN > 0 and not SIMULATED
+        if made_up or (self.tp_size > 1 and not sampling_info.is_all_greedy):
+            # A path of SGLang's making, or drawn by rank 0 for all ranks.
             decision = eagle_sample(verify_input, batch, logits_output, grammar_mask)
             self._take(done, batch, logits_output, width, *decision)
             return done
         logits = logits_output.next_token_logits
         adjust_logits(logits, sampling_info, width, grammar_mask)
+        tree = {
+            "draft_tokens": verify_input.draft_token.view(-1, width).long(),
+            "retrieve_next_token": verify_input.retrieve_next_token,
+            "retrieve_next_sibling": verify_input.retrieve_next_sibling,
+        }
+        if SIMULATED:
+            logits[:, SIMULATED_TOKEN] = SIMULATED_LOGIT
+            tree = self._simulated_tree(tree["draft_tokens"], verify_input.max_tree_depth)
         choice = {"logits": logits}
         if not sampling_info.is_all_greedy:
             choice = compat.sampling_inputs(verify_input, batch, logits)
@@ -158,7 +173,7 @@ class Verifier:
                 "num_slots": num_slots,
             }
         ops.commit(
-            verify_input.draft_token.view(-1, width).long(),
+            tree["draft_tokens"],
             batch.seq_lens,
             done.accept_index,
             done.num_correct_drafts,
@@ -166,15 +181,33 @@ class Verifier:
             done.accept_tokens,
             done.bonus_tokens,
             done.new_seq_lens,
-            retrieve_next_token=verify_input.retrieve_next_token,
-            retrieve_next_sibling=verify_input.retrieve_next_sibling,
             workspace=self._commit_workspace(logits, width),
             next_token_ids=done.next_token_ids,
             select_index=done.select_index,
+            retrieve_next_token=tree["retrieve_next_token"],
+            retrieve_next_sibling=tree["retrieve_next_sibling"],
             **choice,
             **moves,
         )
         return done
+
+    def _simulated_tree(self, draft_tokens, depth: int) -> dict:
+        """SGLANG_SIMULATE_ACC_LEN: nodes 0, 1, 2 .. of the length drawn, all one token.
+
+        The target's likeliest token is made that token, too. So what the step does and costs is
+        what it is without simulation.
+        """
+        length = compat.simulated_accept_len(depth)
+        key = (*draft_tokens.shape, length)
+        if key not in self._simulated:
+            links = torch.arange(1, draft_tokens.shape[1] + 1)
+            links[length - 1 :] = -1
+            self._simulated[key] = {
+                "draft_tokens": torch.full_like(draft_tokens, SIMULATED_TOKEN),
+                "retrieve_next_token": links.to(draft_tokens).expand_as(draft_tokens).contiguous(),
+                "retrieve_next_sibling": torch.full_like(draft_tokens, -1),
+            }
+        return self._simulated[key]
 
     def _take(self, done, batch, logits_output, width, predict, accept_lens, accept_index) -> None:
         """Carries out a decision that was made elsewhere, with the same outputs."""

@@ -370,3 +370,21 @@ def forget_reads_done(runner) -> None:
     for name in ("war_fastpath_read_done_event", "shared_read_done_event"):
         if hasattr(runner, name):
             setattr(runner, name, None)
+
+
+def simulated_accept_len(most: int) -> int:
+    """Accept length of the next simulated step, 1 to `most`, as SGLang draws it on the host."""
+    from sglang.srt.speculative import spec_utils
+
+    nobody = torch.zeros((1, most), dtype=torch.int32)  # one request without any draft
+    path = spec_utils.generate_simulated_accept_index(
+        accept_index=nobody,
+        predict=nobody[0].clone(),
+        num_correct_drafts=nobody[0, :1].clone(),
+        candidates=nobody,
+        target_predict=None,
+        bs=1,
+        spec_steps=most - 1,
+        simulate_acc_len=spec_utils.SIMULATE_ACC_LEN,
+    )
+    return int((path >= 0).sum())

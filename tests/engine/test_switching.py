@@ -237,7 +237,8 @@ def test_simulated_acceptance(mode, models):
     assert rounds[2] > 10
     assert sum(rounds[:1]) > 0 or mode == "on"
     assert rounds[1] == sum(rounds[3:]) == 0
-    assert outcome.ops["commit"] == 0 < outcome.ops["compact"]
+    assert {token for tokens in outcome.tokens for token in tokens[1:]} == {100}
+    assert outcome.ops["compact"] == 0 < outcome.ops["commit"]
 
 
 @pytest.mark.parametrize("setting", [CHAIN, DRAFT_TREE], ids=str)
