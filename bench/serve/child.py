@@ -5,6 +5,7 @@ Answers start with MARK, everything else on stdout is the engine's log.
 """
 
 import json
+import random
 import sys
 import time
 
@@ -15,17 +16,20 @@ def answer(**what):
     print(MARK + json.dumps(what), flush=True)
 
 
+def prompt(number: int, n_in: int, vocab: int) -> list[int]:
+    """The same in every engine and at every batch size; a shorter one is the start of a longer."""
+    source = random.Random(number)
+    low, high = (10, 4000) if vocab > 4000 else (32, 127)
+    return [source.randrange(low, high) for _ in range(n_in)]
+
+
 class Point:
-    """Generations of one batch size. Prompts are the same in every engine and stay in its prefix
-    cache after the first time, so that later generations decode only."""
+    """Generations of one batch size. Prompts stay in the engine's prefix cache after the first
+    time, so that later generations decode only."""
 
     def __init__(self, engine, bs: int, n_in: int, vocab: int):
-        import random
-
-        source = random.Random(bs)
-        low, high = (10, 4000) if vocab > 4000 else (32, 127)
         self.engine = engine
-        self.prompts = [[source.randrange(low, high) for _ in range(n_in)] for _ in range(bs)]
+        self.prompts = [prompt(i, n_in, vocab) for i in range(bs)]
 
     def generate(self, n_out: int) -> tuple[float, list[dict]]:
         sampling = {"temperature": 0, "max_new_tokens": n_out, "ignore_eos": True}
@@ -40,7 +44,13 @@ class Point:
         seconds, infos = self.generate(n_out)
         tokens = sum(i["completion_tokens"] - 1 for i in infos)
         steps = [i.get("spec_verify_ct") or i["completion_tokens"] - 1 for i in infos]
-        return {"seconds": seconds - first, "tokens": tokens, "steps": sum(steps) / len(steps)}
+        alone = [(i.get("spec_correct_drafts_histogram") or steps)[0] for i in infos]
+        return {
+            "seconds": seconds - first,
+            "tokens": tokens,
+            "steps": sum(steps) / len(steps),
+            "alone": sum(alone) / sum(steps),  # share of steps that emitted one token
+        }
 
 
 def tokens(engine, prompts: list[list[int]], n_out: int) -> dict:

@@ -83,7 +83,7 @@ class Setup:
     name: str
     engine: dict
     env: dict
-    accept: float | None  # nominal accept length where acceptance is simulated; 1 for plain
+    accept: float | None  # of a step that drafts, where acceptance is simulated; 1 for plain
 
     def describe(self) -> str:
         return json.dumps({**self.engine, **self.env}, sort_keys=True)
@@ -135,8 +135,6 @@ def setup(name: str, model: Model, cuda: bool) -> Setup:
         }
         if model.dummy:
             env["SGLANG_SIMULATE_ACC_LEN"] = str(accept)
-        if detail == "off":
-            accept = 1.0  # never drafts
-        elif not model.dummy or library == "specfused" and detail not in ("", "on"):
+        else:
             accept = None  # what it realises is the point
     return Setup(name, engine, env, accept)

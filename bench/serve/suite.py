@@ -30,6 +30,8 @@ from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
 ANCHOR_BS = 8
 PILOT_TOKENS = 32
+RESERVE = 64  # KV slots that a running request holds beyond its tokens
+LEAST_TOKENS = 128  # of a request, if the pool is full
 MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
 
 
@@ -95,9 +97,15 @@ class Child:
 
 
 def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
-    """One case from its repeats: medians, spread, and tok/s at the nominal accept length."""
+    """One case from its repeats: medians, spread, and tok/s at the nominal accept length.
+
+    Simulated steps that draft emit 2 tokens or more. So those that emitted one were plain ones.
+    """
     ms = [1e3 * r["seconds"] / r["steps"] for r in repeats]
-    accept = sum(r["tokens"] for r in repeats) / sum(bs * r["steps"] for r in repeats)
+    steps = sum(r["steps"] for r in repeats)
+    accept = sum(r["tokens"] for r in repeats) / (bs * steps)
+    alone = sum(r["steps"] * r["alone"] for r in repeats) / steps
+    nominal = accept if s.accept is None else alone + (1 - alone) * s.accept
     middle = statistics.median(ms)
     return {
         "impl": s.name,
@@ -105,8 +113,8 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
         "spread": round((max(ms) - min(ms)) / middle, 4),
         "accept_len": round(accept, 3),
         "tok_s": round(1e3 * bs * accept / middle, 1),
-        "nominal_accept_len": s.accept,
-        "tok_s_nominal": round(1e3 * bs * (s.accept or accept) / middle, 1),
+        "nominal_accept_len": round(nominal, 3),
+        "tok_s_nominal": round(1e3 * bs * nominal / middle, 1),
         "decode_s": round(sum(r["seconds"] for r in repeats), 2),
         "repeats_ms": [round(x, 3) for x in ms],
     }
@@ -204,12 +212,17 @@ class Suite:
                 child.close()
         return ready
 
+    def n_in(self, bs: int) -> int:
+        """Prompt length: as wanted, or what leaves room in the pool for LEAST_TOKENS a request."""
+        room = self.args.pool_tokens // bs - RESERVE - LEAST_TOKENS
+        return max(min(self.args.tokens_in, room), 1)
+
     def n_out(self, child: Child, bs: int) -> int:
         """Tokens a request for one repeat: its share of the wanted seconds, as the pool allows."""
-        pilot = child.measure(bs, self.args.tokens_in, PILOT_TOKENS)
+        pilot = child.measure(bs, self.n_in(bs), PILOT_TOKENS)
         per_token = max(pilot["seconds"], 1e-3) / pilot["tokens"] * bs
         wanted = 1.1 * self.args.decode_seconds / self.args.repeats / per_token
-        room = self.args.pool_tokens // bs - self.args.tokens_in - 64
+        room = self.args.pool_tokens // bs - self.n_in(bs) - RESERVE
         return max(PILOT_TOKENS, min(int(wanted) + 1, room, MOST_TOKENS))
 
     def measure(self, children: list[Child], bs: int):
@@ -226,9 +239,7 @@ class Suite:
                 if tokens[child] is None or enough and taken >= self.args.decode_seconds:
                     continue
                 done = False
-                reply = self.try_(
-                    child, lambda c=child: c.measure(bs, self.args.tokens_in, tokens[c])
-                )
+                reply = self.try_(child, lambda c=child: c.measure(bs, self.n_in(bs), tokens[c]))
                 if reply is None:
                     tokens[child] = None
                 else:
@@ -249,7 +260,7 @@ class Suite:
             return None
 
     def record(self, s: Setup, bs: int, repeats: list[dict]):
-        case = {"id": self.case_id(bs), **summary(s, bs, repeats)}
+        case = {"id": self.case_id(bs), "tokens_in": self.n_in(bs), **summary(s, bs, repeats)}
         if s.name == ANCHOR and bs == ANCHOR_BS:
             self.anchors.append(case["ms_per_step"])
             self.meta["anchor_ms"] = self.anchors
@@ -260,7 +271,7 @@ class Suite:
         self.line(
             f"c{bs:<4d} {s.name:26s} {case['ms_per_step']:8.2f} ms/step (spread "
             f"{100 * case['spread']:.1f} %)  accept {case['accept_len']:.2f}  "
-            f"{case['tok_s_nominal']:8.0f} tok/s at {s.accept or 'it'}  {beside}"
+            f"{case['tok_s_nominal']:8.0f} tok/s at {case['nominal_accept_len']:.2f}  {beside}"
         )
         self.write()
 

@@ -8,6 +8,7 @@ import pytest
 
 from bench.run import serving_arguments
 from bench.serve import arguments
+from bench.serve.child import prompt
 from bench.serve.rescore import prompts, verdict
 from bench.serve.setups import llama_8b, setup, tiny
 from bench.serve.suite import Failed, Suite, earlier_cases, summary
@@ -20,13 +21,12 @@ def test_names_become_engines(tmp_path):
     assert not plain.env and "speculative_algorithm" not in plain.engine
     tree = setup("specfused-tree-auto", model, cuda=True)
     assert tree.engine["attention_backend"] == "specfused"
-    assert tree.engine["speculative_eagle_topk"] == 4 and tree.accept is None
+    assert tree.engine["speculative_eagle_topk"] == 4 and tree.accept == 3.0
     assert tree.engine["speculative_num_draft_tokens"] == 16
     assert tree.env["SPECFUSED_MODE"] == "auto" and tree.env["SGLANG_SIMULATE_ACC_LEN"] == "3.0"
     chain = setup("specfused-chain", model, cuda=True)
     assert chain.env["SPECFUSED_MODE"] == "stock" and chain.accept == 2.5
     assert setup("specfused-chain-on", model, cuda=True).accept == 2.5
-    assert setup("specfused-chain-off", model, cuda=True).accept == 1.0
 
 
 def test_a_trained_model_has_real_acceptance():
@@ -43,7 +43,7 @@ def test_unknown_names_are_refused(name, tmp_path):
 def test_summary_states_the_nominal_accept_length(tmp_path):
     s = setup("sglang-chain-triton", llama_8b(tmp_path), cuda=True)
     # 8 requests, 100 steps, 2.4 tokens a step; the middle repeat decides
-    repeats = [{"seconds": t, "steps": 100, "tokens": 1920} for t in (1.1, 1.0, 1.3)]
+    repeats = [{"seconds": t, "steps": 100, "tokens": 1920, "alone": 0} for t in (1.1, 1.0, 1.3)]
     case = summary(s, 8, repeats)
     assert case["ms_per_step"] == pytest.approx(11.0)
     assert case["accept_len"] == pytest.approx(2.4)
@@ -51,11 +51,16 @@ def test_summary_states_the_nominal_accept_length(tmp_path):
     assert case["tok_s_nominal"] == pytest.approx(8 * 2.5 / 11e-3, rel=1e-3)
     assert case["spread"] == pytest.approx(0.3 / 1.1, rel=1e-2)
     assert case["decode_s"] == pytest.approx(3.4)
+    # a quarter of the steps was plain
+    half = [{**r, "alone": alone} for r, alone in zip(repeats, (0.25, 0.5, 0), strict=True)]
+    case = summary(s, 8, half)
+    assert case["nominal_accept_len"] == pytest.approx(0.25 + 0.75 * 2.5)
+    assert case["tok_s_nominal"] == pytest.approx(8 * 2.125 / 11e-3, rel=1e-3)
 
 
 def test_a_trained_model_states_what_it_accepted():
     s = setup("specfused-chain", tiny(cuda=False), cuda=False)
-    case = summary(s, 2, [{"seconds": 1.0, "steps": 10, "tokens": 64}])
+    case = summary(s, 2, [{"seconds": 1.0, "steps": 10, "tokens": 64, "alone": 0.1}])
     assert case["accept_len"] == pytest.approx(3.2)
     assert case["tok_s_nominal"] == case["tok_s"] == pytest.approx(64.0)
 
@@ -95,6 +100,15 @@ def test_resuming_needs_the_same_code(tmp_path):
         assert earlier_cases(path, {**meta, name: other}) == ([], [])
 
 
+def test_prompts_fit_into_the_pool(tmp_path):
+    """Shorter ones are the start of longer ones, so that the prefix cache serves all points."""
+    argv = ["--device", "cpu", "--pool-tokens", "172000", "--tokens-in", "1024"]
+    suite = Suite(arguments.parse([*argv, "--concurrency", "8,250"]), "test")
+    assert suite.n_in(8) == 1024 and suite.n_in(128) == 1024
+    assert suite.n_in(250) == 172000 // 250 - 64 - 128
+    assert prompt(7, 100, 128256)[:40] == prompt(7, 40, 128256) != prompt(8, 40, 128256)
+
+
 class Engine:
     """Stands in for a child process: answers, or fails once and for all."""
 
@@ -105,7 +119,7 @@ class Engine:
         self.asked += 1
         if self.fails and self.asked > 1:
             raise Failed("no answer within 120 s")
-        return {"seconds": 0.01 * n_out, "tokens": bs * n_out, "steps": n_out}
+        return {"seconds": 0.01 * n_out, "tokens": bs * n_out, "steps": n_out, "alone": 1.0}
 
     def close(self):
         self.alive = False
