@@ -46,8 +46,11 @@ def test_scales_of_one_are_no_feature(op, device):
 
 def test_no_cuda_kernels():
     if ops.build_info()["archs"]:
-        with pytest.raises(RuntimeError):  # torch words it: the device cannot be made current
+        with pytest.raises(RuntimeError) as error:
             ops.attn_num_ctas(1000, 64)
+        assert str(error.value) == (
+            "attn_num_ctas: device_index must name a CUDA device of this machine, got 1000"
+        )
         return
     with pytest.raises(RuntimeError) as error:
         ops.attn_num_ctas(3, 64)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops without tensors: sizes that a caller needs before it can allocate, and build information.
-#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
+
+#include <memory>
 
 #include "../kv_window.h"
 #include "../launch.h"
@@ -33,12 +35,13 @@ int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
     fail("attn_num_ctas: head_dim must be 64, 128 or 256, got ", head_dim);
   }
   int num_ctas = 0;
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;
-  try {
-    guard.emplace(static_cast<int32_t>(device_index));
-  } catch (const std::exception&) {
+  // Not torch's own class: its message goes through iostreams, see checks.h.
+  DeviceGuardHandle handle = nullptr;
+  if (aoti_torch_create_device_guard(static_cast<int32_t>(device_index), &handle) != 0) {
     fail("attn_num_ctas: device_index must name a CUDA device of this machine, got ", device_index);
   }
+  const std::unique_ptr<DeviceGuardOpaque, decltype(&aoti_torch_delete_device_guard)> guard(
+      handle, aoti_torch_delete_device_guard);
   const int error = smxx::attn_num_ctas(static_cast<int>(head_dim), &num_ctas);
   if (error != 0)
     fail("attn_num_ctas: CUDA device ", device_index, ": ", smxx::error_string(error));
