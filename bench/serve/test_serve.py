@@ -3,6 +3,7 @@
 
 import json
 import math
+import tempfile
 from types import SimpleNamespace
 
 import pytest
@@ -116,7 +117,8 @@ class Engine:
         self.alive = False
 
 
-def test_an_engine_that_fails_is_ended_and_the_others_go_on(tmp_path):
+def test_an_engine_that_fails_is_ended_and_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     argv = ["--device", "cpu", "--json", str(tmp_path / "r.json"), "--decode-seconds", "2"]
     suite = Suite(arguments.parse([*argv, "--concurrency", "2"]), "test")
     model = llama_8b(tmp_path)

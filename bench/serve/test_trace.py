@@ -3,6 +3,7 @@
 
 import gzip
 import json
+import tempfile
 
 import pytest
 
@@ -246,6 +247,7 @@ class Child:
 
 def a_run(suite, tmp_path, monkeypatch, *options) -> Suite:
     """A run of a suite whose engines are stand-ins."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     argv = ["--json", str(tmp_path / "r.json"), "--device=cpu", "--concurrency=2", *options]
     run = arguments.SUITES[suite](arguments.parse(argv, suite), "test")
     model = llama_8b(tmp_path)
