@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of `python bench/run.py --suite serve`."""
+"""Arguments of the suites of whole engines, `python bench/run.py --suite serve` and others."""
 
 import argparse
 import importlib.util
@@ -10,10 +10,13 @@ import torch
 from bench.report import command_line
 from bench.serve.rescore import Rescore
 from bench.serve.setups import check
+from bench.serve.steps import Steps
 from bench.serve.suite import Suite
 
 GPU_SETUPS = "sglang-plain-triton,specfused-plain,specfused-chain,sglang-chain-triton"
 GPU_SETUPS += ",specfused-tree,sglang-tree-triton"
+GPU_STEPS = "sglang-plain-triton,specfused-plain,specfused-chain-off,specfused-chain-on"
+GPU_STEPS += ",sglang-chain-triton,specfused-tree-on,sglang-tree-triton"
 CPU_SETUPS = "sglang-plain-torch_native,specfused-plain,specfused-chain,specfused-tree"
 
 
@@ -40,32 +43,40 @@ def seconds(text: str) -> float:
     return value
 
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="python bench/run.py --suite serve", description=__doc__,
+def parse(argv: list[str], suite: str = "serve") -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog=f"python bench/run.py --suite {suite}", description=__doc__,
                                 allow_abbrev=False)  # fmt: skip
     p.add_argument("--setups", help="comma-separated, see bench/serve/setups.py")
-    p.add_argument("--concurrency", type=numbers, help="default: 1,8,32,128; on the CPU 1,4")
+    p.add_argument("--concurrency", type=numbers,
+                   help="default: 1,8,32,128, on the CPU 1,4; steps: 8, on the CPU 4")  # fmt: skip
     p.add_argument("--model", choices=("llama8b", "tiny"), help="default: llama8b; CPU: tiny")
     p.add_argument("--tokens-in", type=count, help="prompt length; default 1024; CPU 64")
     p.add_argument("--tokens-out", type=count, default=160, help="of --suite rescore; default 160")
     p.add_argument("--pool-tokens", type=count, help="KV slots; default 180000; CPU 4096")
+    p.add_argument("--acceptance", choices=("simulated", "real"), help="of drafts, with made-up "
+                   "weights; default simulated; steps: real, as simulating takes launches of its "
+                   "own")  # fmt: skip
+    p.add_argument("--profile", metavar="BS", type=count, help="of --suite serve: profile steps of "
+                   "each engine at this concurrency, after its timing")  # fmt: skip
     p.add_argument("--repeats", type=count, default=3, help="least repeats of a point")
     p.add_argument("--decode-seconds", type=seconds, help="least decode time of a point; 3; CPU 1")
     p.add_argument("--parallel", type=count, help="engines alive at once; default 3; CPU 1")
     p.add_argument("--seconds", type=seconds, default=float("inf"), help="start nothing after it")
     p.add_argument("--start-seconds", type=seconds, default=300, help="limit of an engine's start")
     p.add_argument("--json", metavar="FILE", help="write results, after every case")
-    p.add_argument("--id", default="serve", help="first part of the case ids; default serve")
+    p.add_argument("--plot", metavar="DIR", help="draw profiled steps (needs matplotlib)")
+    p.add_argument("--id", default=suite, help=f"first part of the case ids; default {suite}")
     p.add_argument("--resume", action="store_true", help="keep the cases that --json has already, "
                    "if they are of this commit, and measure the others")  # fmt: skip
-    p.add_argument("--logs", metavar="DIR", help="keep the engines' logs there")
+    p.add_argument("--logs", metavar="DIR", help="keep the engines' logs and traces there")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
     args = p.parse_args(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    cuda = args.device == "cuda"
+    cuda, steps = args.device == "cuda", suite == "steps"
     defaults = {
-        "setups": GPU_SETUPS if cuda else CPU_SETUPS,
-        "concurrency": [1, 8, 32, 128] if cuda else [1, 4],
+        "setups": (GPU_STEPS if steps else GPU_SETUPS) if cuda else CPU_SETUPS,
+        "concurrency": ([8] if steps else [1, 8, 32, 128]) if cuda else [4] if steps else [1, 4],
+        "acceptance": "real" if steps else "simulated",
         "model": "llama8b" if cuda else "tiny",
         "tokens_in": 1024 if cuda else 64,
         "pool_tokens": 180_000 if cuda else 4096,
@@ -81,16 +92,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
             check(name)
         except ValueError as error:
             p.error(str(error))
+    if args.profile not in (None, *args.concurrency):
+        p.error(f"--profile must be of --concurrency, got {args.profile}")
     if cuda and not torch.cuda.is_available():
         p.error("--device cuda needs a GPU that torch can use")
     return args
 
 
-SUITES = {"serve": Suite, "rescore": Rescore}
+SUITES = {"serve": Suite, "rescore": Rescore, "steps": Steps}
 
 
 def main(suite: str, argv: list[str]) -> int:
-    args = parse(argv)
+    args = parse(argv, suite)
     if importlib.util.find_spec("sglang") is None:
         print("the serving suites need SGLang: pip install sglang==0.5.17", file=sys.stderr)
         return 2

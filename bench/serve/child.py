@@ -5,11 +5,14 @@ Answers start with MARK, everything else on stdout is the engine's log.
 """
 
 import json
+import math
 import random
 import sys
 import time
+from pathlib import Path
 
 MARK = "@@"
+PROFILE = ("profile", "steps", "activities")  # of a request for a trace: its folder and arguments
 
 
 def answer(**what):
@@ -27,6 +30,8 @@ class Point:
     """Generations of one batch size. Prompts stay in the engine's prefix cache after the first
     time, so that later generations decode only."""
 
+    latest = None  # the point measured last
+
     def __init__(self, engine, bs: int, n_in: int, vocab: int):
         self.engine = engine
         self.prompts = [prompt(i, n_in, vocab) for i in range(bs)]
@@ -39,18 +44,40 @@ class Point:
 
     def measure(self, n_out: int) -> dict:
         """Seconds of `n_out` tokens a request less those of one token, and what they held."""
-        self.generate(1)  # other batch sizes may have driven the prompts out of the prefix cache
+        if Point.latest is not self:  # others may have driven its prompts out of the prefix cache
+            Point.latest = self
+            self.generate(1)
         first, _ = self.generate(1)
         seconds, infos = self.generate(n_out)
         tokens = sum(i["completion_tokens"] - 1 for i in infos)
-        steps = [i.get("spec_verify_ct") or i["completion_tokens"] - 1 for i in infos]
-        alone = [(i.get("spec_correct_drafts_histogram") or steps)[0] for i in infos]
+        steps = [verified(i) for i in infos]
+        histograms = [i.get("spec_correct_drafts_histogram") for i in infos]
+        alone = [h[0] if h else n for h, n in zip(histograms, steps, strict=True)]
         return {
             "seconds": seconds - first,
             "tokens": tokens,
             "steps": sum(steps) / len(steps),
             "alone": sum(alone) / sum(steps),  # share of steps that emitted one token
         }
+
+    def profile(self, folder: str, steps: int, activities: list[str]) -> dict:
+        """A trace of at least `steps` decode steps of all requests, made in `folder`."""
+        self.generate(1)
+        _, infos = self.generate(16)
+        per_step = [(i["completion_tokens"] - 1) / verified(i) for i in infos]
+        self.engine.start_profile(
+            output_dir=folder, activities=activities, with_stack=False, record_shapes=False
+        )
+        try:
+            self.generate(1 + math.ceil(1.2 * max(per_step) * steps))
+        finally:
+            self.engine.stop_profile()
+        return {"trace": str(max(Path(folder).glob("*.trace.json.gz")))}  # the newest
+
+
+def verified(info: dict) -> int:
+    """Decode steps of a request."""
+    return info.get("spec_verify_ct") or info["completion_tokens"] - 1
 
 
 def tokens(engine, prompts: list[list[int]], n_out: int) -> dict:
@@ -102,6 +129,9 @@ def main():
             if bs not in points:
                 points[bs] = Point(engine, bs, request["n_in"], arguments["vocab"])
                 points[bs].generate(8)  # the first steps of a shape may be slower
+            if "profile" in request:
+                answer(**points[bs].profile(*(request[k] for k in PROFILE)))
+                continue
             answer(**points[bs].measure(request["n_out"]))
         except Exception as e:
             answer(error=f"{type(e).__name__}: {e}")

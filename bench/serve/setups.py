@@ -104,13 +104,15 @@ def check(name: str) -> tuple[str, str, str]:
     return library, mode, detail
 
 
-def setup(name: str, model: Model, cuda: bool) -> Setup:
+def setup(name: str, model: Model, cuda: bool, acceptance: str = "simulated") -> Setup:
     """The engine behind a name.
 
     Args:
         name: library-mode[-detail]. sglang: detail is the attention backend, default triton (on
             the CPU torch_native). specfused: detail is the mode of its worker, on, off, auto or
             anything that SPECFUSED_MODE takes; without it SGLang's own worker runs.
+        acceptance: of a dummy model. real: what made-up weights accept, next to nothing, decided
+            by the code that decides for a trained model.
 
     Raises:
         ValueError: there is no such setup.
@@ -133,7 +135,8 @@ def setup(name: str, model: Model, cuda: bool) -> Setup:
             "speculative_eagle_topk": topk,
             "speculative_num_draft_tokens": width,
         }
-        if model.dummy:
+        simulated = model.dummy and acceptance == "simulated"
+        if simulated:
             env["SGLANG_SIMULATE_ACC_LEN"] = str(accept)
         else:
             accept = None  # what it realises is the point

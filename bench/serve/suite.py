@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import statistics
@@ -25,6 +26,7 @@ import torch
 
 import specfused
 from bench.report import PACKAGES, commit_and_dirty, version
+from bench.serve import timeline, trace
 from bench.serve.child import MARK
 from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
@@ -32,6 +34,9 @@ ANCHOR_BS = 8
 PILOT_TOKENS = 32
 RESERVE = 64  # KV slots that a running request holds beyond its tokens
 LEAST_TOKENS = 128  # of a request, if the pool is full
+PROFILED_STEPS, SKIPPED_STEPS = 20, 4  # a profile's, and those before them
+PROFILE_ID = "steps"
+INNER_LIST = re.compile(r"\[\n[^][{}]*\]")  # is written on one line
 MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
 
 
@@ -77,12 +82,19 @@ class Child:
 
     def ask(self, seconds: float = 120, **request) -> dict:
         """One request of child.py, and its answer."""
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+        except OSError:
+            raise Failed(f"the engine ended, see {self.log}") from None
         return self.wait(seconds)
 
     def measure(self, bs: int, n_in: int, n_out: int) -> dict:
         return self.ask(bs=bs, n_in=n_in, n_out=n_out)
+
+    def profile(self, bs: int, n_in: int, folder: Path, activities: list[str]) -> dict:
+        steps = SKIPPED_STEPS + PROFILED_STEPS + 2
+        return self.ask(bs=bs, n_in=n_in, profile=str(folder), steps=steps, activities=activities)
 
     def close(self):
         """Ends the engine and waits until its memory is free."""
@@ -123,7 +135,7 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
 def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
     """Cases and anchors of a results file, if it is of the same code, machine and model."""
     found = json.loads(path.read_text())
-    same = ("gpu", "commit", "dirty", "model", "tokens_in")
+    same = ("gpu", "commit", "dirty", "model", "tokens_in", "acceptance")
     if (
         meta["commit"] is None
         or meta["dirty"]
@@ -168,6 +180,7 @@ class Suite:
             "specfused": specfused.__version__,
             "model": self.model.name,
             "tokens_in": args.tokens_in,
+            "acceptance": args.acceptance if self.model.dummy else "real",
             **{name: version(*names) for name, names in PACKAGES.items()},
         }
         self.cases: list[dict] = []
@@ -180,9 +193,36 @@ class Suite:
     def case_id(self, bs: int) -> str:
         return f"{self.args.id}/c{bs}"
 
-    def has(self, name: str, bs: int) -> bool:
+    def has(self, name: str, bs: int, first: str | None = None) -> bool:
         """Whether this point was measured in a run that is being resumed."""
-        return any(c["id"] == self.case_id(bs) and c["impl"] == name for c in self.cases)
+        id_ = f"{first}/c{bs}" if first else self.case_id(bs)
+        return any(c["id"] == id_ and c["impl"] == name for c in self.cases)
+
+    def profile(self, child: Child, bs: int, ms_per_step: float | None, first: str):
+        """What a step of this engine consists of. After all of its timing: a profiler stays.
+
+        Args:
+            ms_per_step: of this point without a profiler.
+            first: part of the case's id.
+        """
+        name = child.setup.name
+        folder = Path(self.args.logs or self.folder).resolve() / f"{name}-c{bs}"
+        activities = ["CPU", "GPU"] if self.cuda else ["CPU"]
+        reply = self.try_(child, lambda: child.profile(bs, self.n_in(bs), folder, activities))
+        if reply is None:
+            return
+        try:
+            found = trace.summary(trace.read(Path(reply["trace"])), SKIPPED_STEPS, PROFILED_STEPS)
+        except Exception as e:  # the other points may work; the trace is kept
+            self.problem(f"{name} c{bs}: {type(e).__name__}: {e}, see {reply['trace']}")
+            return
+        if not self.args.logs:
+            shutil.rmtree(folder)
+        case = {"id": f"{first}/c{bs}", "impl": name, "ms_per_step": ms_per_step,
+                "simulated": "SGLANG_SIMULATE_ACC_LEN" in child.setup.env, **found}  # fmt: skip
+        self.cases.append(case)
+        self.line(f"c{bs:<4d} {name:26s} {trace.describe(case)}")
+        self.write()
 
     def line(self, text: str):
         print(f"[{time.monotonic() - self.begin:5.0f} s] {text}", flush=True)
@@ -198,8 +238,8 @@ class Suite:
         """Engines that came up, of those named; the others are reported."""
         logs = Path(self.args.logs or self.folder)
         children = [
-            Child(setup(n, self.model, self.cuda), self.common, self.model.vocab, logs / f"{n}.log")
-            for n in names
+            Child(s, self.common, self.model.vocab, logs / f"{s.name}.log")
+            for s in (setup(n, self.model, self.cuda, self.args.acceptance) for n in names)
         ]
         ready = []
         for child in children:
@@ -277,6 +317,8 @@ class Suite:
 
     def end(self) -> int:
         """The exit status; the logs of a run without problems are removed."""
+        if self.args.plot:
+            self.line(timeline.draw(self.cases, Path(self.args.plot)))
         if not self.problems:
             shutil.rmtree(self.folder)
         return 1 if self.problems else 0
@@ -285,7 +327,8 @@ class Suite:
         if self.args.json:
             path = Path(self.args.json)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"meta": self.meta, "cases": self.cases}, indent=1) + "\n")
+            text = json.dumps({"meta": self.meta, "cases": self.cases}, indent=1) + "\n"
+            path.write_text(INNER_LIST.sub(lambda m: re.sub(r"\n\s*", " ", m[0]), text))
 
     def run(self) -> int:
         def missing(name: str) -> list[int]:
@@ -312,7 +355,21 @@ class Suite:
                 if wanted or again:
                     self.measure([*(a for a in anchor if again and a.alive), *wanted], bs)
             for child in children:
+                self.profile_last(child)
                 child.close()
         for child in anchor:
+            self.profile_last(child)
             child.close()
         return self.end()
+
+    def profile_last(self, child: Child):
+        """--profile: at the end of an engine's life."""
+        bs = self.args.profile
+        if bs is None or not child.alive or self.has(child.setup.name, bs, PROFILE_ID):
+            return
+        if self.late():
+            self.problem(f"time is up: {child.setup.name} c{bs} not profiled")
+            return
+        times = [c["ms_per_step"] for c in self.cases
+                 if c["id"] == self.case_id(bs) and c["impl"] == child.setup.name]  # fmt: skip
+        self.profile(child, bs, times[0] if times else None, PROFILE_ID)

@@ -3,6 +3,8 @@
 
 import json
 import math
+import tempfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,7 @@ from bench.serve import arguments
 from bench.serve.child import prompt
 from bench.serve.rescore import prompts, verdict
 from bench.serve.setups import llama_8b, setup, tiny
-from bench.serve.suite import Failed, Suite, earlier_cases, summary
+from bench.serve.suite import Child, Failed, Suite, earlier_cases, summary
 
 
 def test_names_become_engines(tmp_path):
@@ -27,6 +29,8 @@ def test_names_become_engines(tmp_path):
     chain = setup("specfused-chain", model, cuda=True)
     assert chain.env["SPECFUSED_MODE"] == "stock" and chain.accept == 2.5
     assert setup("specfused-chain-on", model, cuda=True).accept == 2.5
+    real = setup("specfused-chain-on", model, cuda=True, acceptance="real")
+    assert real.accept is None and "SGLANG_SIMULATE_ACC_LEN" not in real.env
 
 
 def test_a_trained_model_has_real_acceptance():
@@ -93,10 +97,12 @@ def test_prompts_differ():
 
 def test_resuming_needs_the_same_code(tmp_path):
     meta = {"gpu": "g", "commit": "abc", "dirty": False, "model": "tiny", "tokens_in": 64}
+    meta["acceptance"] = "real"
     path = tmp_path / "r.json"
     path.write_text(json.dumps({"meta": {**meta, "anchor_ms": [5.0]}, "cases": [{"id": "x"}]}))
     assert earlier_cases(path, meta) == ([{"id": "x"}], [5.0])
-    for name, other in (("commit", "def"), ("dirty", True), ("tokens_in", 65), ("gpu", None)):
+    for name, other in (("commit", "def"), ("dirty", True), ("tokens_in", 65), ("gpu", None),
+                        ("acceptance", "simulated")):  # fmt: skip
         assert earlier_cases(path, {**meta, name: other}) == ([], [])
 
 
@@ -125,7 +131,8 @@ class Engine:
         self.alive = False
 
 
-def test_an_engine_that_fails_is_ended_and_the_others_go_on(tmp_path):
+def test_an_engine_that_fails_is_ended_and_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     argv = ["--device", "cpu", "--json", str(tmp_path / "r.json"), "--decode-seconds", "2"]
     suite = Suite(arguments.parse([*argv, "--concurrency", "2"]), "test")
     model = llama_8b(tmp_path)
@@ -139,3 +146,13 @@ def test_an_engine_that_fails_is_ended_and_the_others_go_on(tmp_path):
     assert case["impl"] == "specfused-plain" and case["id"] == "serve/c2"
     assert case["ms_per_step"] == pytest.approx(10.0) and case["decode_s"] >= 2.0
     assert suite.problems == ["sglang-chain-triton: no answer within 120 s"]
+
+
+def test_a_dead_engine_is_a_failure_and_no_end_of_the_run():
+    def write(text: str):
+        raise BrokenPipeError
+
+    child = Child.__new__(Child)
+    child.log, child.process = "x.log", SimpleNamespace(stdin=SimpleNamespace(write=write))
+    with pytest.raises(Failed, match="the engine ended, see x.log"):
+        child.ask(bs=1)
