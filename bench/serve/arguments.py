@@ -8,16 +8,44 @@ import sys
 import torch
 
 from bench.report import command_line
+from bench.serve.flips import Flips
 from bench.serve.rescore import Rescore
-from bench.serve.setups import check
+from bench.serve.setups import check, setup, tiny
 from bench.serve.steps import Steps
 from bench.serve.suite import Suite
 
-GPU_SETUPS = "sglang-plain-triton,specfused-plain,specfused-chain,sglang-chain-triton"
-GPU_SETUPS += ",specfused-tree,sglang-tree-triton"
-GPU_STEPS = "sglang-plain-triton,specfused-plain,specfused-chain-off,specfused-chain-on"
-GPU_STEPS += ",sglang-chain-triton,specfused-tree-on,sglang-tree-triton"
-CPU_SETUPS = "sglang-plain-torch_native,specfused-plain,specfused-chain,specfused-tree"
+SUITES = {"serve": Suite, "rescore": Rescore, "steps": Steps, "flips": Flips}
+
+FLIPS = "specfused-tree-schedule:10,specfused-chain-schedule:10"
+# What an argument is without being given: on a GPU and on the CPU, ...
+DEFAULTS = {
+    "setups": (
+        "sglang-plain-triton,specfused-plain,specfused-chain,sglang-chain-triton,"
+        "specfused-tree,sglang-tree-triton",
+        "sglang-plain-torch_native,specfused-plain,specfused-chain,specfused-tree",
+    ),
+    "concurrency": ([1, 8, 32, 128], [1, 4]),
+    "acceptance": ("simulated", "simulated"),
+    "model": ("llama8b", "tiny"),
+    "tokens_in": (1024, 64),
+    "pool_tokens": (180_000, 4096),
+    "decode_seconds": (3.0, 1.0),
+    "parallel": (3, 1),
+    "flips": (1000, 100),
+}
+# ... and where a suite wants something else.
+OF_SUITE = {
+    "steps": {
+        "setups": (
+            "sglang-plain-triton,specfused-plain,specfused-chain-off,specfused-chain-on,"
+            "sglang-chain-triton,specfused-tree-on,sglang-tree-triton",
+            DEFAULTS["setups"][1],
+        ),
+        "concurrency": ([8], [4]),
+        "acceptance": ("real", "real"),
+    },
+    "flips": {"setups": (FLIPS, FLIPS), "pool_tokens": (240_000, 4096)},
+}
 
 
 def count(text: str) -> int:
@@ -43,49 +71,57 @@ def seconds(text: str) -> float:
     return value
 
 
-def parse(argv: list[str], suite: str = "serve") -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog=f"python bench/run.py --suite {suite}", description=__doc__,
-                                allow_abbrev=False)  # fmt: skip
-    p.add_argument("--setups", help="comma-separated, see bench/serve/setups.py")
-    p.add_argument("--concurrency", type=numbers,
-                   help="default: 1,8,32,128, on the CPU 1,4; steps: 8, on the CPU 4")  # fmt: skip
-    p.add_argument("--model", choices=("llama8b", "tiny"), help="default: llama8b; CPU: tiny")
-    p.add_argument("--tokens-in", type=count, help="prompt length; default 1024; CPU 64")
-    p.add_argument("--tokens-out", type=count, default=160, help="of --suite rescore; default 160")
-    p.add_argument("--pool-tokens", type=count, help="KV slots; default 180000; CPU 4096")
-    p.add_argument("--acceptance", choices=("simulated", "real"), help="of drafts, with made-up "
-                   "weights; default simulated; steps: real, as simulating takes launches of its "
-                   "own")  # fmt: skip
-    p.add_argument("--profile", metavar="BS", type=count, help="of --suite serve: profile steps of "
-                   "each engine at this concurrency, after its timing")  # fmt: skip
-    p.add_argument("--repeats", type=count, default=3, help="least repeats of a point")
-    p.add_argument("--decode-seconds", type=seconds, help="least decode time of a point; 3; CPU 1")
-    p.add_argument("--parallel", type=count, help="engines alive at once; default 3; CPU 1")
-    p.add_argument("--seconds", type=seconds, default=float("inf"), help="start nothing after it")
-    p.add_argument("--start-seconds", type=seconds, default=300, help="limit of an engine's start")
-    p.add_argument("--json", metavar="FILE", help="write results, after every case")
-    p.add_argument("--plot", metavar="DIR", help="draw profiled steps (needs matplotlib)")
-    p.add_argument("--id", default=suite, help=f"first part of the case ids; default {suite}")
+def parser(suite: str) -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(
+        prog=f"python bench/run.py --suite {suite}", description=__doc__, allow_abbrev=False
+    )
+    defaults = {**DEFAULTS, **OF_SUITE.get(suite, {})}
+
+    def add(name: str, text: str, **options):
+        key = name[2:].replace("-", "_")
+        if key in defaults:
+            gpu, cpu = (",".join(map(str, x)) if isinstance(x, list) else x for x in defaults[key])
+            text += f"; default {gpu}" + (f", on the CPU {cpu}" if cpu != gpu else "")
+        p.add_argument(name, help=text, **options)
+
+    add("--setups", "comma-separated, see bench/serve/setups.py")
+    add("--concurrency", "requests at once, comma-separated", type=numbers)
+    add("--model", "8B shape with made-up weights, or the tiny pair", choices=("llama8b", "tiny"))
+    add("--tokens-in", "prompt length", type=count)
+    add("--pool-tokens", "KV slots", type=count)
+    add("--acceptance", "of drafts, with made-up weights", choices=("simulated", "real"))
+    add("--repeats", "least repeats of a point; default 3", type=count, default=3)
+    add("--decode-seconds", "least decode time of a point", type=seconds)
+    add("--parallel", "engines alive at once", type=count)
+    add("--seconds", "start nothing after it", type=seconds, default=float("inf"))
+    add("--start-seconds", "limit of an engine's start; default 300", type=seconds, default=300)
+    add("--json", "write results, after every case", metavar="FILE")
+    add("--plot", "draw profiled steps (needs matplotlib)", metavar="DIR")
+    add("--id", f"first part of the case ids; default {suite}", default=suite)
+    add("--logs", "keep the engines' logs and traces there", metavar="DIR")
+    p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
     p.add_argument("--resume", action="store_true", help="keep the cases that --json has already, "
                    "if they are of this commit, and measure the others")  # fmt: skip
-    p.add_argument("--logs", metavar="DIR", help="keep the engines' logs and traces there")
-    p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
+    of = p.add_argument_group("of some suites")
+    of.add_argument("--profile", metavar="BS", type=count, help="serve: profile steps of each "
+                    "engine at this concurrency, after its timing")  # fmt: skip
+    of.add_argument("--tokens-out", type=count, default=160, help="rescore; default 160")
+    of.add_argument("--requests", type=count, help="rescore; default: the concurrency")
+    of.add_argument("--flips", type=count, help="flips: least changes of mode at a point; default "
+                    "1000, on the CPU 100")  # fmt: skip
+    of.add_argument("--pending", type=numbers, default=[1, 4, 16, 64],
+                    help="flips: pairs to catch up; default 1,4,16,64")  # fmt: skip
+    return p
+
+
+def parse(argv: list[str], suite: str = "serve") -> argparse.Namespace:
+    p = parser(suite)
     args = p.parse_args(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    cuda, steps = args.device == "cuda", suite == "steps"
-    defaults = {
-        "setups": (GPU_STEPS if steps else GPU_SETUPS) if cuda else CPU_SETUPS,
-        "concurrency": ([8] if steps else [1, 8, 32, 128]) if cuda else [4] if steps else [1, 4],
-        "acceptance": "real" if steps else "simulated",
-        "model": "llama8b" if cuda else "tiny",
-        "tokens_in": 1024 if cuda else 64,
-        "pool_tokens": 180_000 if cuda else 4096,
-        "decode_seconds": 3.0 if cuda else 1.0,
-        "parallel": 3 if cuda else 1,
-    }
-    for name, value in defaults.items():
+    cuda = args.device == "cuda"
+    for name, (gpu, cpu) in {**DEFAULTS, **OF_SUITE.get(suite, {})}.items():
         if getattr(args, name) is None:
-            setattr(args, name, value)
+            setattr(args, name, gpu if cuda else cpu)
     args.setups = args.setups.split(",")
     for name in args.setups:
         try:
@@ -96,10 +132,11 @@ def parse(argv: list[str], suite: str = "serve") -> argparse.Namespace:
         p.error(f"--profile must be of --concurrency, got {args.profile}")
     if cuda and not torch.cuda.is_available():
         p.error("--device cuda needs a GPU that torch can use")
+    if args.resume and suite not in ("serve", "steps"):
+        p.error(f"--resume is for --suite serve and steps, not for {suite}")
+    if suite == "flips" and not all(setup(n, tiny(cuda), cuda).switches for n in args.setups):
+        p.error("--suite flips needs engines that switch, e.g. specfused-tree-schedule:10")
     return args
-
-
-SUITES = {"serve": Suite, "rescore": Rescore, "steps": Steps}
 
 
 def main(suite: str, argv: list[str]) -> int:

@@ -11,8 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+from bench.serve import probe
+
 MARK = "@@"
 PROFILE = ("profile", "steps", "activities")  # of a request for a trace: its folder and arguments
+SCORED_AT_ONCE = 8  # texts of one call, few enough for a prefill in one piece
 
 
 def answer(**what):
@@ -92,20 +95,30 @@ def tokens(engine, prompts: list[list[int]], n_out: int) -> dict:
 
 def losses(engine, prompts: list[list[int]], answers: list[list[int]]) -> dict:
     """Per emitted token: the highest log-probability at its place less its own."""
-    found = []
-    for prompt, answer in zip(prompts, answers, strict=True):
-        (output,) = engine.generate(
-            input_ids=[prompt + answer],
+    found, pairs = [], list(zip(prompts, answers, strict=True))
+    for i in range(0, len(pairs), SCORED_AT_ONCE):
+        some = pairs[i : i + SCORED_AT_ONCE]
+        outputs = engine.generate(
+            input_ids=[prompt + answer for prompt, answer in some],
             sampling_params={"temperature": 0, "max_new_tokens": 1},
             return_logprob=True,
-            logprob_start_len=len(prompt) - 1,
+            logprob_start_len=[len(prompt) - 1 for prompt, _ in some],
             top_logprobs_num=1,
         )
-        info = output["meta_info"]
-        own = [x[0] for x in info["input_token_logprobs"]][-len(answer) :]
-        best = [x[0][0] for x in info["input_top_logprobs"][-len(answer) :]]
-        found.append([b - o for b, o in zip(best, own, strict=True)])
+        for (_, answer), output in zip(some, outputs, strict=True):
+            info = output["meta_info"]
+            own = [x[0] for x in info["input_token_logprobs"]][-len(answer) :]
+            best = [x[0][0] for x in info["input_top_logprobs"][-len(answer) :]]
+            found.append([b - o for b, o in zip(best, own, strict=True)])
     return {"losses": found}
+
+
+def probed(engine, point: Point | None, request: dict) -> dict:
+    """What the probe saw since the last call, or of one generation under a schedule of its own."""
+    if point is not None:
+        probe.call(engine, **request["probe"])
+        point.generate(request["n_out"])
+    return probe.call(engine)
 
 
 def main():
@@ -125,10 +138,13 @@ def main():
             if "prompts" in request:
                 answer(**tokens(engine, request["prompts"], request["n_out"]))
                 continue
-            bs = request["bs"]
-            if bs not in points:
+            bs = request.get("bs")
+            if bs is not None and bs not in points:
                 points[bs] = Point(engine, bs, request["n_in"], arguments["vocab"])
                 points[bs].generate(8)  # the first steps of a shape may be slower
+            if "probe" in request:
+                answer(**probed(engine, points.get(bs), request))
+                continue
             if "profile" in request:
                 answer(**points[bs].profile(*(request[k] for k in PROFILE)))
                 continue

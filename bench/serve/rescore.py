@@ -10,6 +10,7 @@ import json
 import math
 from pathlib import Path
 
+from bench.serve.probe import Step, switches
 from bench.serve.setups import ANCHOR
 from bench.serve.suite import Failed, Suite
 
@@ -42,16 +43,20 @@ def verdict(name: str, accept_len: float, losses: list[list[float]]) -> dict:
 class Rescore(Suite):
     """Engines one group after the other, then the plain engine of stock SGLang as the judge."""
 
+    probed = True
+
     def run(self) -> int:
-        texts = prompts(max(self.args.concurrency))
+        texts = prompts(self.args.requests or max(self.args.concurrency))
         answers: dict[str, dict] = {}
         names = [n for n in self.args.setups if n != ANCHOR]
         for i in range(0, len(names), self.args.parallel):
             for child in self.start(names[i : i + self.args.parallel]):
                 try:
-                    answers[child.setup.name] = child.ask(
-                        300, prompts=texts, n_out=self.args.tokens_out
-                    )
+                    answer = child.ask(300, prompts=texts, n_out=self.args.tokens_out)
+                    if child.setup.switches:
+                        steps = child.ask(probe={})["steps"]
+                        answer["switches"] = switches([Step(*step) for step in steps])
+                    answers[child.setup.name] = answer
                 except Failed as e:
                     self.problem(f"{child.setup.name}: {e}")
                 child.close()
@@ -75,11 +80,13 @@ class Rescore(Suite):
             a == b for a, b in zip(answer["tokens"], own["tokens"], strict=True)
         )
         case["requests"] = len(texts)
+        case["switches"] = answer.get("switches")
         self.cases.append(case)
         self.line(
             f"{name:32s} {case['tokens']} tokens, accept {case['accept_len']:.2f}, "
             f"{case['not_argmax']} not the likeliest, {case['beyond_limit']} beyond {LIMIT}, "
-            f"largest loss {case['largest_loss']}, requests equal {case['equal_to_judge']}"
+            f"largest loss {case['largest_loss']}, requests equal {case['equal_to_judge']}, "
+            f"switches {case['switches']}"
         )
         if case["beyond_limit"]:
             self.problem(f"{name}: {case['beyond_limit']} tokens beyond {LIMIT}")

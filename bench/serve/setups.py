@@ -47,6 +47,7 @@ class Model:
     algorithm: str
     dummy: bool
     vocab: int
+    context: int  # longest, prompt included
     engine: dict = field(default_factory=dict)  # arguments that every engine of it gets
 
 
@@ -63,7 +64,8 @@ def llama_8b(folder: Path) -> Model:
         "grammar_backend": "none",
     }
     target, draft = str(folder / "target"), str(folder / "draft")
-    return Model("llama8b", target, draft, "EAGLE", True, LLAMA_8B["vocab_size"], engine)
+    sizes = LLAMA_8B["vocab_size"], LLAMA_8B["max_position_embeddings"]
+    return Model("llama8b", target, draft, "EAGLE", True, *sizes, engine)
 
 
 def tiny(cuda: bool) -> Model:
@@ -73,7 +75,7 @@ def tiny(cuda: bool) -> Model:
     engine = {"skip_tokenizer_init": True, "mem_fraction_static": 0.3}
     engine["dtype"] = "float16" if cuda else "float32"  # SGLang on CUDA has no float32
     target, draft = models.path("target"), models.path("eagle3")
-    return Model("tiny", target, draft, "EAGLE3", False, 256, engine)
+    return Model("tiny", target, draft, "EAGLE3", False, 256, 2048, engine)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ class Setup:
     engine: dict
     env: dict
     accept: float | None  # of a step that drafts, where acceptance is simulated; 1 for plain
+
+    @property
+    def switches(self) -> bool:
+        """Whether its worker is specfused's, which chooses step by step."""
+        ours = self.env.get("SPECFUSED_MODE", "stock") != "stock"
+        return ours and "speculative_algorithm" in self.engine
 
     def describe(self) -> str:
         return json.dumps({**self.engine, **self.env}, sort_keys=True)

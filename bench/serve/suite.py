@@ -26,7 +26,7 @@ import torch
 
 import specfused
 from bench.report import PACKAGES, commit_and_dirty, version
-from bench.serve import timeline, trace
+from bench.serve import probe, timeline, trace
 from bench.serve.child import MARK
 from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
@@ -45,14 +45,22 @@ class Failed(Exception):
 
 
 class Child:
-    """An engine in its own process; its log is kept in a file."""
+    """An engine in its own process; its log is kept in a file.
 
-    def __init__(self, s: Setup, common: dict, vocab: int, log: Path):
+    Args:
+        plugins: a folder for the probe's entry point, if the engine gets the probe.
+    """
+
+    def __init__(self, s: Setup, common: dict, vocab: int, log: Path, plugins: Path | None = None):
         self.setup, self.log, self.lines = s, log, queue.Queue()
         self.alive = True
         root = Path(__file__).resolve().parents[2]
         path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**os.environ, **s.env, "PYTHONPATH": os.pathsep.join(path)}
+        env = {**os.environ, **s.env}
+        if plugins:
+            path.append(probe.plant(plugins))
+            env |= probe.environment(plugins / f"{s.name}.json")
+        env["PYTHONPATH"] = os.pathsep.join(path)
         argument = json.dumps({"engine": {**common, **s.engine}, "vocab": vocab})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.serve.child", argument],
@@ -148,6 +156,8 @@ def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
 class Suite:
     """The run: groups of engines, cases, JSON after every case."""
 
+    probed = False  # whether engines that switch get the probe
+
     def __init__(self, args, command: str):
         self.args, self.cuda = args, args.device == "cuda"
         self.begin = time.monotonic()
@@ -237,10 +247,12 @@ class Suite:
     def start(self, names: list[str]) -> list[Child]:
         """Engines that came up, of those named; the others are reported."""
         logs = Path(self.args.logs or self.folder)
-        children = [
-            Child(s, self.common, self.model.vocab, logs / f"{s.name}.log")
-            for s in (setup(n, self.model, self.cuda, self.args.acceptance) for n in names)
-        ]
+        children = []
+        for name in names:
+            s = setup(name, self.model, self.cuda, self.args.acceptance)
+            plugins = self.folder / "plugins" if self.probed and s.switches else None
+            log = logs / f"{name}.log"
+            children.append(Child(s, self.common, self.model.vocab, log, plugins))
         ready = []
         for child in children:
             try:
@@ -262,8 +274,13 @@ class Suite:
         pilot = child.measure(bs, self.n_in(bs), PILOT_TOKENS)
         per_token = max(pilot["seconds"], 1e-3) / pilot["tokens"] * bs
         wanted = 1.1 * self.args.decode_seconds / self.args.repeats / per_token
-        room = self.args.pool_tokens // bs - self.n_in(bs) - RESERVE
-        return max(PILOT_TOKENS, min(int(wanted) + 1, room, MOST_TOKENS))
+        return max(PILOT_TOKENS, min(int(wanted) + 1, self.room(bs)))
+
+    def room(self, bs: int) -> int:
+        """Most tokens that each of `bs` requests may emit."""
+        context = self.common.get("context_length", self.model.context)
+        share = min(self.args.pool_tokens // bs, context)
+        return min(share - self.n_in(bs) - RESERVE, MOST_TOKENS)
 
     def measure(self, children: list[Child], bs: int):
         """All children in turns; a child that fails is left out from there on."""

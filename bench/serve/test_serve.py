@@ -11,7 +11,8 @@ import pytest
 from bench.run import serving_arguments
 from bench.serve import arguments
 from bench.serve.child import prompt
-from bench.serve.rescore import prompts, verdict
+from bench.serve.probe import Step
+from bench.serve.rescore import Rescore, prompts, verdict
 from bench.serve.setups import llama_8b, setup, tiny
 from bench.serve.suite import Child, Failed, Suite, earlier_cases, summary
 
@@ -91,8 +92,8 @@ def test_losses_become_a_verdict():
 
 
 def test_prompts_differ():
-    texts = prompts(40)
-    assert len({tuple(t) for t in texts}) == 40 and min(map(len, texts)) >= 33
+    texts = prompts(96)
+    assert len({tuple(t) for t in texts}) == 96 and min(map(len, texts)) >= 33
 
 
 def test_resuming_needs_the_same_code(tmp_path):
@@ -156,3 +157,36 @@ def test_a_dead_engine_is_a_failure_and_no_end_of_the_run():
     child.log, child.process = "x.log", SimpleNamespace(stdin=SimpleNamespace(write=write))
     with pytest.raises(Failed, match="the engine ended, see x.log"):
         child.ask(bs=1)
+
+
+class Judged:
+    """Stands in for a child process of --suite rescore: emits token 7, which is always right."""
+
+    def __init__(self, name: str):
+        self.setup = setup(name, tiny(cuda=False), cuda=False)
+
+    def ask(self, seconds=0, prompts=None, n_out=0, score=None, probe=None):
+        if probe is not None:
+            return {"steps": [Step(n % 2 == 0, 4, 1.0, 1.0, 1.0) for n in range(9)]}
+        if score is not None:
+            return {"losses": [[0.0] * len(answer) for answer in score]}
+        return {"tokens": [[7] * n_out for _ in prompts], "accept_len": 2.0}
+
+    def close(self):
+        pass
+
+
+def test_more_requests_are_judged_than_run_at_once(tmp_path, monkeypatch):
+    argv = ["--device", "cpu", "--json", str(tmp_path / "r.json"), "--concurrency", "4"]
+    argv += ["--requests", "96", "--tokens-out", "10"]
+    argv += ["--setups", "specfused-tree-schedule:10,sglang-chain-torch_native"]
+    suite = Rescore(arguments.parse(argv, "rescore"), "test")
+    assert suite.common["max_running_requests"] == 4
+    monkeypatch.setattr(suite, "start", lambda names: [Judged(name) for name in names])
+    assert suite.run() == 0
+    cases = json.loads((tmp_path / "r.json").read_text())["cases"]
+    assert [(c["impl"], c["requests"], c["tokens"], c["switches"]) for c in cases] == [
+        ("sglang-plain-torch_native", 96, 960, None),
+        ("specfused-tree-schedule:10", 96, 960, 8),
+        ("sglang-chain-torch_native", 96, 960, None),
+    ]
