@@ -5,8 +5,11 @@ Answers start with MARK, everything else on stdout is the engine's log.
 """
 
 import json
+import random
 import sys
 import time
+
+from bench.serve import clients
 
 MARK = "@@"
 
@@ -15,17 +18,20 @@ def answer(**what):
     print(MARK + json.dumps(what), flush=True)
 
 
+def random_prompts(seed: int, count: int, n_in: int, vocab: int) -> list[list[int]]:
+    """The same in every engine."""
+    source = random.Random(seed)
+    low, high = (10, 4000) if vocab > 4000 else (32, 127)
+    return [[source.randrange(low, high) for _ in range(n_in)] for _ in range(count)]
+
+
 class Point:
     """Generations of one batch size. Prompts are the same in every engine and stay in its prefix
     cache after the first time, so that later generations decode only."""
 
     def __init__(self, engine, bs: int, n_in: int, vocab: int):
-        import random
-
-        source = random.Random(bs)
-        low, high = (10, 4000) if vocab > 4000 else (32, 127)
         self.engine = engine
-        self.prompts = [[source.randrange(low, high) for _ in range(n_in)] for _ in range(bs)]
+        self.prompts = random_prompts(bs, bs, n_in, vocab)
 
     def generate(self, n_out: int) -> tuple[float, list[dict]]:
         sampling = {"temperature": 0, "max_new_tokens": n_out, "ignore_eos": True}
@@ -87,6 +93,11 @@ def main():
                 continue
             if "prompts" in request:
                 answer(**tokens(engine, request["prompts"], request["n_out"]))
+                continue
+            if "phases" in request:
+                count, n_in = request.pop("num_prompts"), request.pop("n_in")
+                prompts = random_prompts(count, count, n_in, arguments["vocab"])
+                answer(**clients.measure(engine, prompts, **request))
                 continue
             bs = request["bs"]
             if bs not in points:

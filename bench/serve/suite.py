@@ -25,12 +25,14 @@ import torch
 
 import specfused
 from bench.report import PACKAGES, commit_and_dirty, version
+from bench.serve import plot
 from bench.serve.child import MARK
 from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
 ANCHOR_BS = 8
 PILOT_TOKENS = 32
 MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
+LOAD = ("phases", "phase_seconds", "tokens_out", "prompts", "stream_interval")  # of --suite load
 
 
 class Failed(Exception):
@@ -45,7 +47,7 @@ class Child:
         self.alive = True
         root = Path(__file__).resolve().parents[2]
         path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**os.environ, **s.env, "PYTHONPATH": os.pathsep.join(path)}
+        env = {**os.environ, "SGLANG_LOG_MS": "1", **s.env, "PYTHONPATH": os.pathsep.join(path)}
         argument = json.dumps({"engine": {**common, **s.engine}, "vocab": vocab})
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bench.serve.child", argument],
@@ -115,11 +117,11 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
 def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
     """Cases and anchors of a results file, if it is of the same code, machine and model."""
     found = json.loads(path.read_text())
-    same = ("gpu", "commit", "dirty", "model", "tokens_in")
+    same = ("gpu", "commit", "dirty", "model", "tokens_in", *LOAD)
     if (
         meta["commit"] is None
         or meta["dirty"]
-        or any(found["meta"].get(k) != meta[k] for k in same)
+        or any(found["meta"].get(k) != meta.get(k) for k in same)
     ):
         return [], []
     return found["cases"], found["meta"].get("anchor_ms", [])
@@ -165,9 +167,13 @@ class Suite:
         self.cases: list[dict] = []
         self.anchors: list[float] = []
         self.problems: list[str] = []
-        if args.resume and args.json and Path(args.json).is_file():
-            self.cases, self.anchors = earlier_cases(Path(args.json), self.meta)
-            self.line(f"{len(self.cases)} cases of {args.json} are kept")
+
+    def resume(self):
+        """Takes over what --json has of an earlier run, if that is wanted."""
+        path = self.args.json
+        if self.args.resume and path and Path(path).is_file():
+            self.cases, self.anchors = earlier_cases(Path(path), self.meta)
+            self.line(f"{len(self.cases)} cases of {path} are kept")
 
     def case_id(self, bs: int) -> str:
         return f"{self.args.id}/c{bs}"
@@ -265,7 +271,10 @@ class Suite:
         self.write()
 
     def end(self) -> int:
-        """The exit status; the logs of a run without problems are removed."""
+        """Draws, and returns the exit status; the logs of a run without problems are removed."""
+        if self.args.plot:
+            for text in plot.draw({"meta": self.meta, "cases": self.cases}, Path(self.args.plot)):
+                self.line(text)
         if not self.problems:
             shutil.rmtree(self.folder)
         return 1 if self.problems else 0
@@ -277,6 +286,8 @@ class Suite:
             path.write_text(json.dumps({"meta": self.meta, "cases": self.cases}, indent=1) + "\n")
 
     def run(self) -> int:
+        self.resume()
+
         def missing(name: str) -> list[int]:
             return [bs for bs in self.args.concurrency if not self.has(name, bs)]
 
