@@ -16,7 +16,7 @@ from bench.report import OURS, Report, make_meta  # noqa: E402
 from bench.timing import Harness, Yardsticks  # noqa: E402
 
 PEER_NAMES = {c.name for c in (*peers_attn.PEERS, *peers_commit.PEERS)}
-SERVING = ("serve", "rescore", "steps", "flips")  # suites of whole engines, see bench/serve
+SERVING = ("serve", "load", "rescore", "steps", "flips")  # whole engines, see bench/serve
 QUICK_SECONDS = 45.0  # no new case of the quick suite starts after this
 
 

@@ -9,13 +9,15 @@ import torch
 
 from bench.report import command_line
 from bench.serve.flips import Flips
+from bench.serve.load import Load, pool_tokens
 from bench.serve.rescore import Rescore
 from bench.serve.setups import check, setup, tiny
 from bench.serve.steps import Steps
 from bench.serve.suite import Suite
 
-SUITES = {"serve": Suite, "rescore": Rescore, "steps": Steps, "flips": Flips}
+SUITES = {"serve": Suite, "load": Load, "rescore": Rescore, "steps": Steps, "flips": Flips}
 
+LOAD = "specfused-tree-auto,specfused-tree-on,specfused-tree-off"
 FLIPS = "specfused-tree-schedule:10,specfused-chain-schedule:10"
 # What an argument is without being given: on a GPU and on the CPU, ...
 DEFAULTS = {
@@ -32,9 +34,13 @@ DEFAULTS = {
     "decode_seconds": (3.0, 1.0),
     "parallel": (3, 1),
     "flips": (1000, 100),
+    "phases": ([4, 128, 4], [1, 6, 1]),
+    "phase_seconds": (6.0, 4.0),
+    "stream_interval": (4, 1),
 }
 # ... and where a suite wants something else.
 OF_SUITE = {
+    "load": {"setups": (LOAD, LOAD)},
     "steps": {
         "setups": (
             "sglang-plain-triton,specfused-plain,specfused-chain-off,specfused-chain-on,"
@@ -77,12 +83,12 @@ def parser(suite: str) -> argparse.ArgumentParser:
     )
     defaults = {**DEFAULTS, **OF_SUITE.get(suite, {})}
 
-    def add(name: str, text: str, **options):
+    def add(name: str, text: str, to=p, **options):
         key = name[2:].replace("-", "_")
         if key in defaults:
             gpu, cpu = (",".join(map(str, x)) if isinstance(x, list) else x for x in defaults[key])
             text += f"; default {gpu}" + (f", on the CPU {cpu}" if cpu != gpu else "")
-        p.add_argument(name, help=text, **options)
+        to.add_argument(name, help=text, **options)
 
     add("--setups", "comma-separated, see bench/serve/setups.py")
     add("--concurrency", "requests at once, comma-separated", type=numbers)
@@ -96,7 +102,7 @@ def parser(suite: str) -> argparse.ArgumentParser:
     add("--seconds", "start nothing after it", type=seconds, default=float("inf"))
     add("--start-seconds", "limit of an engine's start; default 300", type=seconds, default=300)
     add("--json", "write results, after every case", metavar="FILE")
-    add("--plot", "draw profiled steps (needs matplotlib)", metavar="DIR")
+    add("--plot", "draw what was measured (needs matplotlib)", metavar="DIR")
     add("--id", f"first part of the case ids; default {suite}", default=suite)
     add("--logs", "keep the engines' logs and traces there", metavar="DIR")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
@@ -105,12 +111,16 @@ def parser(suite: str) -> argparse.ArgumentParser:
     of = p.add_argument_group("of some suites")
     of.add_argument("--profile", metavar="BS", type=count, help="serve: profile steps of each "
                     "engine at this concurrency, after its timing")  # fmt: skip
-    of.add_argument("--tokens-out", type=count, default=160, help="rescore; default 160")
+    of.add_argument("--tokens-out", type=count, default=160, help="rescore, load (there 30 %% more "
+                    "or less): of an answer; default 160")  # fmt: skip
     of.add_argument("--requests", type=count, help="rescore; default: the concurrency")
-    of.add_argument("--flips", type=count, help="flips: least changes of mode at a point; default "
-                    "1000, on the CPU 100")  # fmt: skip
+    add("--flips", "flips: least changes of mode at a point", to=of, type=count)
     of.add_argument("--pending", type=numbers, default=[1, 4, 16, 64],
                     help="flips: pairs to catch up; default 1,4,16,64")  # fmt: skip
+    add("--phases", "load: clients", to=of, type=numbers)
+    add("--phase-seconds", "load: of each phase", to=of, type=seconds)
+    of.add_argument("--prompts", type=count, help="load: different ones; default: one per client")
+    add("--stream-interval", "load: tokens of a chunk", to=of, type=count)
     return p
 
 
@@ -123,6 +133,7 @@ def parse(argv: list[str], suite: str = "serve") -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, gpu if cuda else cpu)
     args.setups = args.setups.split(",")
+    args.prompts = args.prompts or max(args.phases)
     for name in args.setups:
         try:
             check(name)
@@ -132,8 +143,13 @@ def parse(argv: list[str], suite: str = "serve") -> argparse.Namespace:
         p.error(f"--profile must be of --concurrency, got {args.profile}")
     if cuda and not torch.cuda.is_available():
         p.error("--device cuda needs a GPU that torch can use")
-    if args.resume and suite not in ("serve", "steps"):
-        p.error(f"--resume is for --suite serve and steps, not for {suite}")
+    if args.resume and suite in ("rescore", "flips"):
+        p.error(f"--resume is for --suite serve, load and steps, not for {suite}")
+    if suite == "load":
+        least = pool_tokens(args.prompts, args.tokens_in, max(args.phases), args.tokens_out)
+        if args.pool_tokens < least:
+            p.error(f"--pool-tokens must be at least {least} for all clients and prompts at once, "
+                    f"got {args.pool_tokens}")  # fmt: skip
     if suite == "flips" and not all(setup(n, tiny(cuda), cuda).switches for n in args.setups):
         p.error("--suite flips needs engines that switch, e.g. specfused-tree-schedule:10")
     return args

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench.serve import probe
+from bench.serve import clients, probe
 
 MARK = "@@"
 PROFILE = ("profile", "steps", "activities")  # of a request for a trace: its folder and arguments
@@ -137,6 +137,11 @@ def main():
                 continue
             if "prompts" in request:
                 answer(**tokens(engine, request["prompts"], request["n_out"]))
+                continue
+            if "phases" in request:
+                count, n_in = request.pop("num_prompts"), request.pop("n_in")
+                texts = [prompt(i, n_in, arguments["vocab"]) for i in range(count)]
+                answer(**clients.measure(engine, texts, **request))
                 continue
             bs = request.get("bs")
             if bs is not None and bs not in points:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a serving run compares: engines, each with its own arguments and environment.
 
-A name is library-mode[-backend]: `sglang-plain-triton`, `sglang-chain-triton`, `specfused-tree`.
+A name is library-mode[-detail][@backend]: `sglang-plain-triton`, `specfused-tree-auto`,
+`specfused-tree-auto@triton` (our worker over a stock backend), `sglang-chain-adaptive`.
 """
 
 import json
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ANCHOR = "sglang-plain-triton"  # calls are compared only where its figures agree
+
+ADAPTIVE = "adaptive"  # SGLang's --speculative-adaptive: 0 to 7 steps, by batch size and acceptance
 
 # mode -> (steps, topk, num_draft_tokens, accept length that the comparison is stated at)
 SHAPES = {"chain": (3, 1, 4, 2.5), "tree": (3, 4, 16, 3.0)}
@@ -97,43 +100,58 @@ class Setup:
         return json.dumps({**self.engine, **self.env}, sort_keys=True)
 
 
-def check(name: str) -> tuple[str, str, str]:
-    """Library, mode and detail of a name.
+def check(name: str) -> tuple[str, str, str, str]:
+    """Library, mode, detail and backend of a name; what it leaves out is empty.
 
     Raises:
         ValueError: it names no setup.
     """
-    library, _, rest = name.partition("-")
+    words, at, backend = name.partition("@")
+    library, _, rest = words.partition("-")
     mode, _, detail = rest.partition("-")
-    if library not in ("sglang", "specfused") or mode not in ("plain", *SHAPES):
+    valid = library in ("sglang", "specfused") and mode in ("plain", *SHAPES)
+    if not valid or at and not backend:
         raise ValueError(
-            f"setup must be (sglang|specfused)-(plain|{'|'.join(SHAPES)})[-detail], got {name!r}"
+            f"setup must be (sglang|specfused)-(plain|{'|'.join(SHAPES)})[-detail][@backend], "
+            f"got {name!r}"
         )
-    return library, mode, detail
+    if library == "sglang" and detail == ADAPTIVE and mode != "chain":
+        raise ValueError(f"setup: {ADAPTIVE} must go with a chain (topk 1), got {name!r}")
+    takes_backend = detail == ADAPTIVE if library == "sglang" else detail and detail != "stock"
+    if backend and (mode == "plain" or not takes_backend):
+        raise ValueError(
+            "setup: @backend must go with a mode of our worker or with sglang-chain-adaptive "
+            f"(else it is sglang-{mode}-{backend}), got {name!r}"
+        )
+    return library, mode, detail, backend
 
 
 def setup(name: str, model: Model, cuda: bool, acceptance: str = "simulated") -> Setup:
     """The engine behind a name.
 
     Args:
-        name: library-mode[-detail]. sglang: detail is the attention backend, default triton (on
-            the CPU torch_native). specfused: detail is the mode of its worker, on, off, auto or
-            anything that SPECFUSED_MODE takes; without it SGLang's own worker runs.
+        name: library-mode[-detail][@backend]. sglang: detail is the attention backend, default
+            triton (on the CPU torch_native), or `adaptive`, SGLang's adaptive number of draft
+            steps. specfused: detail is the mode of its worker, on, off, auto or anything that
+            SPECFUSED_MODE takes; without it SGLang's own worker runs. @backend is a stock
+            attention backend under a worker that detail names.
         acceptance: of a dummy model. real: what made-up weights accept, next to nothing, decided
             by the code that decides for a trained model.
 
     Raises:
         ValueError: there is no such setup.
     """
-    library, mode, detail = check(name)
+    library, mode, detail, backend = check(name)
+    adaptive = library == "sglang" and detail == ADAPTIVE
     engine, env, accept = {"model_path": model.target, **model.engine}, {}, 1.0
     if library == "specfused":
-        engine["attention_backend"] = "specfused"
+        engine["attention_backend"] = backend or "specfused"
         env = {"SPECFUSED_MODE": detail or "stock"}
-        if cuda:
+        if cuda and not backend:
             env["SPECFUSED_PREFILL_BACKEND"] = "triton"
     else:
-        engine["attention_backend"] = detail or ("triton" if cuda else "torch_native")
+        named = backend if adaptive else detail
+        engine["attention_backend"] = named or ("triton" if cuda else "torch_native")
     if mode != "plain":
         steps, topk, width, accept = SHAPES[mode]
         engine |= {
@@ -143,9 +161,11 @@ def setup(name: str, model: Model, cuda: bool, acceptance: str = "simulated") ->
             "speculative_eagle_topk": topk,
             "speculative_num_draft_tokens": width,
         }
+        if adaptive:
+            engine["speculative_adaptive"] = True
         simulated = model.dummy and acceptance == "simulated"
         if simulated:
             env["SGLANG_SIMULATE_ACC_LEN"] = str(accept)
-        else:
+        if adaptive or not simulated:
             accept = None  # what it realises is the point
     return Setup(name, engine, env, accept)

@@ -26,7 +26,7 @@ import torch
 
 import specfused
 from bench.report import PACKAGES, commit_and_dirty, version
-from bench.serve import probe, timeline, trace
+from bench.serve import plot, probe, trace
 from bench.serve.child import MARK
 from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
@@ -38,6 +38,7 @@ PROFILED_STEPS, SKIPPED_STEPS = 20, 4  # a profile's, and those before them
 PROFILE_ID = "steps"
 INNER_LIST = re.compile(r"\[\n[^][{}]*\]")  # is written on one line
 MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
+LOAD = ("phases", "phase_seconds", "tokens_out", "prompts", "stream_interval")  # of --suite load
 
 
 class Failed(Exception):
@@ -56,7 +57,7 @@ class Child:
         self.alive = True
         root = Path(__file__).resolve().parents[2]
         path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {**os.environ, **s.env}
+        env = {**os.environ, "SGLANG_LOG_MS": "1", **s.env}
         if plugins:
             path.append(probe.plant(plugins))
             env |= probe.environment(plugins / f"{s.name}.json")
@@ -143,11 +144,11 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
 def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
     """Cases and anchors of a results file, if it is of the same code, machine and model."""
     found = json.loads(path.read_text())
-    same = ("gpu", "commit", "dirty", "model", "tokens_in", "acceptance")
+    same = ("gpu", "commit", "dirty", "model", "tokens_in", "acceptance", *LOAD)
     if (
         meta["commit"] is None
         or meta["dirty"]
-        or any(found["meta"].get(k) != meta[k] for k in same)
+        or any(found["meta"].get(k) != meta.get(k) for k in same)
     ):
         return [], []
     return found["cases"], found["meta"].get("anchor_ms", [])
@@ -196,9 +197,13 @@ class Suite:
         self.cases: list[dict] = []
         self.anchors: list[float] = []
         self.problems: list[str] = []
-        if args.resume and args.json and Path(args.json).is_file():
-            self.cases, self.anchors = earlier_cases(Path(args.json), self.meta)
-            self.line(f"{len(self.cases)} cases of {args.json} are kept")
+
+    def resume(self):
+        """Takes over what --json has of an earlier run, if that is wanted."""
+        path = self.args.json
+        if self.args.resume and path and Path(path).is_file():
+            self.cases, self.anchors = earlier_cases(Path(path), self.meta)
+            self.line(f"{len(self.cases)} cases of {path} are kept")
 
     def case_id(self, bs: int) -> str:
         return f"{self.args.id}/c{bs}"
@@ -333,9 +338,10 @@ class Suite:
         self.write()
 
     def end(self) -> int:
-        """The exit status; the logs of a run without problems are removed."""
+        """Draws, and returns the exit status; the logs of a run without problems are removed."""
         if self.args.plot:
-            self.line(timeline.draw(self.cases, Path(self.args.plot)))
+            for text in plot.draw({"meta": self.meta, "cases": self.cases}, Path(self.args.plot)):
+                self.line(text)
         if not self.problems:
             shutil.rmtree(self.folder)
         return 1 if self.problems else 0
@@ -348,6 +354,8 @@ class Suite:
             path.write_text(INNER_LIST.sub(lambda m: re.sub(r"\n\s*", " ", m[0]), text))
 
     def run(self) -> int:
+        self.resume()
+
         def missing(name: str) -> list[int]:
             return [bs for bs in self.args.concurrency if not self.has(name, bs)]
 

@@ -34,6 +34,42 @@ def test_names_become_engines(tmp_path):
     assert real.accept is None and "SGLANG_SIMULATE_ACC_LEN" not in real.env
 
 
+def test_a_stock_backend_under_our_worker(tmp_path):
+    model = llama_8b(tmp_path)
+    tree = setup("specfused-tree-auto@triton", model, cuda=True)
+    assert tree.engine["attention_backend"] == "triton" and tree.accept == 3.0
+    assert tree.env == {"SPECFUSED_MODE": "auto", "SGLANG_SIMULATE_ACC_LEN": "3.0"}
+    assert setup("specfused-chain-off@flashinfer", model, cuda=True).accept == 1.0
+
+
+def test_sglang_adaptive_speculation(tmp_path):
+    model = llama_8b(tmp_path)
+    chain = setup("sglang-chain-adaptive", model, cuda=True)
+    assert chain.engine["speculative_adaptive"] is True and chain.accept is None
+    assert chain.engine["attention_backend"] == "triton"
+    assert chain.env == {"SGLANG_SIMULATE_ACC_LEN": "2.5"}
+    other = setup("sglang-chain-adaptive@flashinfer", model, cuda=True)
+    assert other.engine == {**chain.engine, "attention_backend": "flashinfer"}
+    assert "speculative_adaptive" not in setup("sglang-chain-triton", model, cuda=True).engine
+
+
+@pytest.mark.parametrize(
+    "name, why",
+    [
+        ("sglang-tree-adaptive", "adaptive must go with a chain"),
+        ("sglang-plain-adaptive", "adaptive must go with a chain"),
+        ("sglang-chain@triton", "it is sglang-chain-triton"),
+        ("specfused-tree@triton", "it is sglang-tree-triton"),
+        ("specfused-tree-stock@triton", "it is sglang-tree-triton"),
+        ("specfused-plain-on@triton", "it is sglang-plain-triton"),
+        ("specfused-tree-on@", "setup must be"),
+    ],
+)
+def test_names_that_mean_something_else(name, why, tmp_path):
+    with pytest.raises(ValueError, match=why):
+        setup(name, llama_8b(tmp_path), cuda=True)
+
+
 def test_a_trained_model_has_real_acceptance():
     chain = setup("specfused-chain", tiny(cuda=False), cuda=False)
     assert chain.accept is None and "SGLANG_SIMULATE_ACC_LEN" not in chain.env
