@@ -15,6 +15,7 @@ from bench.serve.suite import Suite
 from specfused.sglang.ring import configured_size
 
 SWITCH_US = 20.0
+WARM_STEPS = 200  # of flips, to the last request's end, before memory is looked at
 ON_STEPS = 40  # that a step's time is the median of
 SMALL_RINGS = (4, 16)
 MOST_GENERATIONS = 20  # of one schedule
@@ -198,6 +199,7 @@ class Flips(Suite):
         return runs
 
     def flip(self, child, bs: int, case: dict) -> list[Run]:
+        self.generate(child, bs, "10", configured_size(), min(WARM_STEPS, self.args.flips), len)
         runs = self.generate(child, bs, "10", configured_size(), self.args.flips, switches)
         case["steps"] = sum(len(run.steps) for run in runs)
         case["flips"] = sum(switches(run.steps) for run in runs)
