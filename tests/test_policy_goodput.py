@@ -260,7 +260,8 @@ def test_the_first_probe_is_long_enough_and_later_ones_weigh_the_new_more():
     policy = Goodput(settings, [(ON, 4, 0, 0.009), (OFF, 4, 0, 0.005)])
     assert reasons_while(OFF, policy, 4) == ["goodput"] * DEFAULT.dwell
     assert policy.counters()["probe_credit_seconds"] > 0
-    policy.observe_accept(ON, [1] * 1000)
+    for _ in range(250):
+        policy.observe_accept(ON, [1] * 4)
     assert reasons_while(ON, policy, 4) == ["probe"] * 15
     reasons_while(OFF, policy, 4)
     assert policy.counters()["probes"] == 2

@@ -5,7 +5,8 @@ import math
 
 from bench.serve import decode_log
 from bench.serve.clients import SPREAD
-from bench.serve.suite import LOAD, Child, Failed, Suite
+from bench.serve.results import LOAD
+from bench.serve.suite import Child, Failed, Suite
 from bench.timing import percentile
 
 BIN_S = 0.1

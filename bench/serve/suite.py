@@ -14,7 +14,6 @@ import queue
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ import specfused
 from bench.report import PACKAGES, commit_and_dirty, version
 from bench.serve import plot, probe, trace
 from bench.serve.child import MARK
+from bench.serve.results import earlier_cases, summary
 from bench.serve.setups import ANCHOR, Setup, llama_8b, setup, tiny
 
 ANCHOR_BS = 8
@@ -38,7 +38,6 @@ PROFILED_STEPS, SKIPPED_STEPS = 20, 4  # a profile's, and those before them
 PROFILE_ID = "steps"
 INNER_LIST = re.compile(r"\[\n[^][{}]*\]")  # is written on one line
 MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
-LOAD = ("phases", "phase_seconds", "tokens_out", "prompts", "stream_interval")  # of --suite load
 
 
 class Failed(Exception):
@@ -115,43 +114,6 @@ class Child:
             self.process.wait(30)
         with contextlib.suppress(ProcessLookupError):  # whatever it started and left
             os.killpg(self.process.pid, signal.SIGKILL)
-
-
-def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
-    """One case from its repeats: medians, spread, and tok/s at the nominal accept length.
-
-    Simulated steps that draft emit 2 tokens or more. So those that emitted one were plain ones.
-    """
-    ms = [1e3 * r["seconds"] / r["steps"] for r in repeats]
-    steps = sum(r["steps"] for r in repeats)
-    accept = sum(r["tokens"] for r in repeats) / (bs * steps)
-    alone = sum(r["steps"] * r["alone"] for r in repeats) / steps
-    nominal = accept if s.accept is None else alone + (1 - alone) * s.accept
-    middle = statistics.median(ms)
-    return {
-        "impl": s.name,
-        "ms_per_step": round(middle, 3),
-        "spread": round((max(ms) - min(ms)) / middle, 4),
-        "accept_len": round(accept, 3),
-        "tok_s": round(1e3 * bs * accept / middle, 1),
-        "nominal_accept_len": round(nominal, 3),
-        "tok_s_nominal": round(1e3 * bs * nominal / middle, 1),
-        "decode_s": round(sum(r["seconds"] for r in repeats), 2),
-        "repeats_ms": [round(x, 3) for x in ms],
-    }
-
-
-def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
-    """Cases and anchors of a results file, if it is of the same code, machine and model."""
-    found = json.loads(path.read_text())
-    same = ("gpu", "commit", "dirty", "model", "tokens_in", "acceptance", *LOAD)
-    if (
-        meta["commit"] is None
-        or meta["dirty"]
-        or any(found["meta"].get(k) != meta.get(k) for k in same)
-    ):
-        return [], []
-    return found["cases"], found["meta"].get("anchor_ms", [])
 
 
 class Suite:
