@@ -165,6 +165,16 @@ def _clean(axes):
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def spaced(sizes: list[int]) -> list[str]:
+    """Labels of a logarithmic axis, without those that would overlap the one before."""
+    labels, last = [], 0.0
+    for size in sizes:
+        clear = size >= 1.3 * last
+        labels.append(str(size) if clear else "")
+        last = size if clear else last
+    return labels
+
+
 def draw_serve(pyplot, meta: dict, found: dict[str, Line], shape: str, folder: Path) -> str:
     """Rates, and their ratios to plain decoding where that was measured."""
     chosen = {i: line for i, line in found.items() if check(i)[1] in ("plain", shape)}
@@ -189,7 +199,7 @@ def draw_serve(pyplot, meta: dict, found: dict[str, Line], shape: str, folder: P
     top.set_title(f"{shape} {shown}: {_title(meta)}", loc="left", fontsize=10)
     _plain_ticks(top.yaxis)
     sizes = sorted({c for line in chosen.values() for c, _ in line})
-    bottom.set_xticks(sizes, [str(c) for c in sizes])
+    bottom.set_xticks(sizes, spaced(sizes))
     bottom.minorticks_off()
     bottom.set_xlabel("concurrent requests")
     figure.align_ylabels()

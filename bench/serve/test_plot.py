@@ -120,3 +120,9 @@ def test_a_suite_draws_at_its_end(tmp_path, capsys):
     suite.cases = CASES
     assert suite.end() == 0
     assert "meet at concurrency 11.2" in capsys.readouterr().out
+
+
+def test_labels_that_would_overlap_are_left_out():
+    assert plot.spaced([1, 2, 8, 10, 30, 32, 100, 128, 250]) == [
+        "1", "2", "8", "", "30", "", "100", "", "250"
+    ]  # fmt: skip
