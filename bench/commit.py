@@ -154,6 +154,7 @@ class CommitData:
                 "next_token_ids": out(c.bs * c.w, dtype=torch.int64),
                 "select_index": out(c.bs, dtype=torch.int64),
                 "positions": out(c.bs * c.w, dtype=torch.int64),
+                "window_ends": out(c.bs, dtype=torch.int64),
                 "invalid_logits": out(c.bs),
             },
         )

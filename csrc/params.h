@@ -74,6 +74,7 @@ struct CommitParams {
   void* next_token_ids;          // [bs * W] emitted tokens at r * W + j, 0 behind; or null
   int64_t* select_index;         // [bs] r * W + accept_lens - 1; or null
   int64_t* positions;            // [bs * W] seq_lens + j; or null
+  int64_t* window_ends;          // [bs] seq_lens + W; or null
   int32_t* invalid_logits;       // [bs] 1: a visited row cannot be used; or null
   char* hidden_states;           // [bs * W] rows, moved as the KV rows are; or null
   void* workspace;               // commit_workspace_bytes, unless targets are given; CUDA only

@@ -182,6 +182,7 @@ def commit(
     coins_final: Tensor | None = None,
     threshold_single: float = 1.0,
     threshold_acc: float = 1.0,
+    window_ends: Tensor | None = None,
 ) -> None:
     """Ends a step: target choice, tree walk, bookkeeping, accepted KV and hidden rows to the front.
 
@@ -229,6 +230,7 @@ def commit(
         coins: [bs, W] float32 in [0, 1); makes the step a sampled one.
         coins_final: [bs] float32 in [0, 1).
         threshold_single, threshold_acc: 1 keeps the target's distribution; less accepts more.
+        window_ends: [bs] int64 out; seq_lens + W.
 
     Method: tree verification of EAGLE (arXiv 2401.15077) and SpecInfer (arXiv 2305.09781);
     speculative sampling (arXiv 2211.17192) for draft_probs; thresholds are SGLang's.
@@ -263,6 +265,7 @@ def commit(
         coins_final=coins_final,
         threshold_single=threshold_single,
         threshold_acc=threshold_acc,
+        window_ends=window_ends,
     )
 
 

@@ -17,6 +17,7 @@ OUTPUTS = (
     "next_token_ids",
     "select_index",
     "positions",
+    "window_ends",
     "invalid_logits",
 )
 
@@ -40,6 +41,7 @@ def outputs(bs, path, device, width=None):
             "next_token_ids": poison(bs * width, dtype=torch.int64),
             "select_index": poison(bs, dtype=torch.int64),
             "positions": poison(bs * width, dtype=torch.int64),
+            "window_ends": poison(bs, dtype=torch.int64),
             "invalid_logits": poison(bs),
         }
     return out
@@ -81,6 +83,7 @@ def bookkeeping(paths, tokens, lengths, width, max_path, invalid=None):
         want["next_token_ids"] += emitted + [0] * (width - count)
         want["select_index"].append(r * width + count - 1)
         want["positions"] += [lengths[r] + j for j in range(width)]
+        want["window_ends"].append(lengths[r] + width)
         want["invalid_logits"].append(invalid[r] if invalid else 0)
     return want
 

@@ -128,6 +128,7 @@ TABLES = {
         *array_rows("next_token_ids", I64, 1)[1:],
         *array_rows("select_index", I64, 1),
         *array_rows("positions", I64, 1),
+        *array_rows("window_ends", I64, 1),
         *array_rows("invalid_logits", I32, 1),
         *(
             ({name: shorter(0)}, SIZE.format(name, 0, 8, NODES, "draft_tokens", 7))
@@ -135,7 +136,7 @@ TABLES = {
         ),
         *(
             ({name: shorter(0)}, SIZE.format(name, 0, 2, "bs", "draft_tokens", 1))
-            for name in ("select_index", "invalid_logits")
+            for name in ("select_index", "window_ends", "invalid_logits")
         ),
         (
             {"coins_final": value(torch.zeros(2))},

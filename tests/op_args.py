@@ -112,6 +112,7 @@ def commit_with_outputs(device="cpu", logits=True):
         "next_token_ids": torch.zeros(rows, dtype=torch.int64, device=device),
         "select_index": torch.zeros(BS, dtype=torch.int64, device=device),
         "positions": torch.zeros(rows, dtype=torch.int64, device=device),
+        "window_ends": torch.zeros(BS, dtype=torch.int64, device=device),
         "invalid_logits": torch.zeros(BS, dtype=torch.int32, device=device),
     }
 

@@ -54,6 +54,7 @@ def test_hand_written(name, device):
         "next_token_ids": (tokens + behind) * 3,
         "select_index": [r * len(draft) + len(nodes) - 1 for r in range(3)],
         "positions": [start + j for start in starts for j in range(len(draft))],
+        "window_ends": [start + len(draft) for start in starts],
         "invalid_logits": [0] * 3,
     }
 

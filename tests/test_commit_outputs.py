@@ -112,6 +112,7 @@ def test_new_lengths_may_be_the_lengths(device):
     ops.commit(tokens, lens, **out, targets=tokens + 1)
     assert lens.tolist() == [8, 12]
     assert out["positions"].tolist() == [5, 6, 7, 9, 10, 11]
+    assert out["window_ends"].tolist() == [8, 12]
 
 
 def one(probs, draft, coins, final, *, by="target_probs", parents=STAR, temperature=1.0, **more):

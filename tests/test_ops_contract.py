@@ -35,7 +35,7 @@ SCHEMAS = {
     "Tensor(j!)? select_index=None, Tensor(k!)? positions=None, Tensor(l!)? invalid_logits=None, "
     "Tensor? temperatures=None, Tensor? target_probs=None, Tensor? draft_probs=None, "
     "Tensor? coins=None, Tensor? coins_final=None, float threshold_single=1., "
-    "float threshold_acc=1.) -> ()",
+    "float threshold_acc=1., Tensor(m!)? window_ends=None) -> ()",
     "compact": "(Tensor kv_ptrs, Tensor kv_row_bytes, int num_slots, Tensor out_cache_loc, "
     "Tensor accept_index, Tensor accept_lens) -> ()",
     "plan": "(Tensor seq_lens, int num_kv_heads, int num_ctas, Tensor(a!) out, *, "

@@ -91,6 +91,7 @@ void commit(const CommitParams& p) {
     p.new_seq_lens[r] = slide(committed, correct + 1);
     write_tokens(p, first, tokens, correct + 1);
     if (p.select_index != nullptr) p.select_index[r] = first + correct;
+    if (p.window_ends != nullptr) p.window_ends[r] = committed + p.width;
     if (p.invalid_logits != nullptr) p.invalid_logits[r] = decision.invalid;
     if (p.positions != nullptr) {
       for (int j = 0; j < p.width; ++j) p.positions[first + j] = committed + j;

@@ -57,6 +57,7 @@ struct CommitArgs {  // in the order of the schema
   const OptTensor& coins_final;
   double threshold_single;
   double threshold_acc;
+  const OptTensor& window_ends;
 };
 
 // Sizes that the arguments of a commit share.
@@ -172,6 +173,7 @@ inline void add_outputs(const Checker& c, const CommitArgs& a, CommitDims& d, Co
   const auto longs = {ScalarType::Long};
   p.select_index = static_cast<int64_t*>(given("select_index", a.select_index, longs, d.bs));
   p.positions = static_cast<int64_t*>(given("positions", a.positions, longs, d.nodes));
+  p.window_ends = static_cast<int64_t*>(given("window_ends", a.window_ends, longs, d.bs));
   p.invalid_logits =
       static_cast<int32_t*>(given("invalid_logits", a.invalid_logits, {ScalarType::Int}, d.bs));
   if (a.hidden_states.has_value()) {

@@ -63,7 +63,7 @@ struct Ops {
                      const OptTensor& invalid_logits, const OptTensor& temperatures,
                      const OptTensor& target_probs, const OptTensor& draft_probs,
                      const OptTensor& coins, const OptTensor& coins_final, double threshold_single,
-                     double threshold_acc) {
+                     double threshold_acc, const OptTensor& window_ends) {
     const Checker c("commit", "draft_tokens", draft_tokens);
     const CommitParams p =
         commit_params(c, {draft_tokens,  seq_lens,       accept_index,        num_correct_drafts,
@@ -73,7 +73,7 @@ struct Ops {
                           workspace,     hidden_states,  next_token_ids,      select_index,
                           positions,     invalid_logits, temperatures,        target_probs,
                           draft_probs,   coins,          coins_final,         threshold_single,
-                          threshold_acc});
+                          threshold_acc, window_ends});
     if (p.bs > 0) D::commit(c, p, bytes_of(workspace), draft_tokens);
   }
 

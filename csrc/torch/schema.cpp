@@ -30,7 +30,8 @@ STABLE_TORCH_LIBRARY(specfused, m) {
       "Tensor(i!)? next_token_ids=None, Tensor(j!)? select_index=None, "
       "Tensor(k!)? positions=None, Tensor(l!)? invalid_logits=None, Tensor? temperatures=None, "
       "Tensor? target_probs=None, Tensor? draft_probs=None, Tensor? coins=None, "
-      "Tensor? coins_final=None, float threshold_single=1., float threshold_acc=1.) -> ()");
+      "Tensor? coins_final=None, float threshold_single=1., float threshold_acc=1., "
+      "Tensor(m!)? window_ends=None) -> ()");
   // The KV part of commit alone.
   m.def(
       "compact(Tensor kv_ptrs, Tensor kv_row_bytes, int num_slots, Tensor out_cache_loc, "

@@ -15,11 +15,8 @@ import copy
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.eagle_worker_common import prepare_for_draft_extend
-from sglang.srt.speculative.spec_utils import renorm_draft_probs
-from sglang.srt.utils.async_probe import maybe_detect_nan
-from sglang.srt.utils.common import fast_topk
 
-from specfused.sglang import compat, ring
+from specfused.sglang import compat, extend, ring
 
 
 def schedule(counts: list[int], width: int) -> list[list[tuple[int, int]]]:
@@ -124,31 +121,29 @@ class CatchUp:
             num_accept_tokens=taken.clamp(min=1).to(torch.int32),
             num_tokens_per_req=width,
             num_tokens_for_logprob_per_req=width,
+            select_index=select_index,
         )
         # A filler's position may lie beyond the longest context; RoPE has a table, too.
         draft_extend_input.positions = torch.minimum(positions, seq_lens[:, None] - 1).flatten()
         return self._forward(step, draft_extend_input, tokens, width, select_index)
 
     def _forward(self, step, draft_extend_input, tokens, width, select_index):
-        worker = self.worker
-        graph = worker.cuda_graph_runner_for_draft_extend
         forward_batch = prepare_for_draft_extend(
             draft_extend_input,
             step,
             tokens,
             width,
-            worker.draft_runner,
-            graph,
+            self.worker.draft_runner,
+            self.worker.cuda_graph_runner_for_draft_extend,
             return_hidden_states_before_norm=False,
         )
-        if graph and graph.can_run_graph(forward_batch):
-            return compat.replay_draft_extend(graph, forward_batch, select_index)
-        forward_batch.spec_info.select_index = select_index  # the lm_head runs on these rows
-        return compat.eager_draft_extend(worker.draft_runner, forward_batch, select_index)
+        return extend.forward(self.worker, forward_batch, select_index)
 
     def _resume(self, batch, last, caught_up, all_caught_up: bool) -> None:
         draft_input = batch.spec_info
-        topk_p, topk_index = self._topk(batch, last.next_token_logits)
+        topk_p, topk_index = extend.first_candidates(
+            self.worker, batch.sampling_info, last.next_token_logits
+        )
         fresh = {
             "topk_p": topk_p,
             "topk_index": topk_index.to(draft_input.topk_index.dtype),
@@ -160,12 +155,3 @@ class CatchUp:
             if not all_caught_up:  # a request that was prefilled last has its own already
                 value = torch.where(caught_up[:, None], value, getattr(draft_input, name))
             setattr(draft_input, name, value)
-
-    def _topk(self, batch, logits):
-        """The draft's first candidates, chosen as after any draft extend."""
-        maybe_detect_nan(logits, "specfused: draft logits after the catch-up")
-        topk = self.worker.topk
-        if topk == 1:
-            topk_index = torch.argmax(logits, dim=-1, keepdim=True)
-            return torch.ones_like(topk_index, dtype=torch.float32), topk_index
-        return fast_topk(renorm_draft_probs(logits, batch.sampling_info, False), topk, dim=-1)

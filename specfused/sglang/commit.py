@@ -43,6 +43,8 @@ class Committed:
     new_seq_lens: torch.Tensor  # [bs] int64
     next_token_ids: torch.Tensor  # [bs*W] int64
     select_index: torch.Tensor  # [bs] int64
+    positions: torch.Tensor  # [bs*W] int64
+    window_ends: torch.Tensor  # [bs] int64
 
 
 class Verifier:
@@ -73,7 +75,7 @@ class Verifier:
             publish_reads_done: called where the step no longer reads what the scheduler writes.
 
         Returns:
-            SGLang's GenerationBatchResult.
+            SGLang's GenerationBatchResult, and the Committed that it was made from.
         """
         verify_input = batch.spec_info
         stream = torch.get_device_module(batch.seq_lens.device).current_stream()
@@ -119,9 +121,6 @@ class Verifier:
         if batch.return_logprob:
             predict = _by_node(done, verify_input.draft_token_num)
             compat.compute_logprobs(batch, logits_output, predict, done.accept_index)
-        return self._result(batch, verify_input, output, done, forward_batch, can_run_cuda_graph)
-
-    def _result(self, batch, verify_input, output, done, forward_batch, can_run_cuda_graph):
         result = GenerationBatchResult(
             logits_output=output.logits_output,
             next_token_ids=done.next_token_ids,
@@ -134,8 +133,7 @@ class Verifier:
             indexer_topk_output=output.indexer_topk_output,
             extra_keep_alive_refs=[forward_batch, done],
         )
-        compat.prepare_draft_extend_inputs(result, done)
-        return result
+        return result, done
 
     def _commit(self, verify_input, batch, logits_output, grammar_mask) -> Committed:
         width = verify_input.draft_token_num
@@ -184,6 +182,8 @@ class Verifier:
             workspace=self._commit_workspace(logits, width),
             next_token_ids=done.next_token_ids,
             select_index=done.select_index,
+            positions=done.positions,
+            window_ends=done.window_ends,
             retrieve_next_token=tree["retrieve_next_token"],
             retrieve_next_sibling=tree["retrieve_next_sibling"],
             **choice,
@@ -224,6 +224,9 @@ class Verifier:
         done.next_token_ids.view(bs, width)[:, :depth] = done.accept_tokens.clamp(min=0)
         first = torch.arange(0, bs * width, width, device=last.device)
         torch.add(first, last, out=done.select_index)
+        torch.add(batch.seq_lens, width, out=done.window_ends)
+        columns = torch.arange(width, device=last.device)
+        torch.add(batch.seq_lens[:, None], columns, out=done.positions.view(bs, width))
         if self.kv_table is None or width == 1:
             return
         slots = batch.out_cache_loc.long().view(bs, width)
@@ -271,6 +274,8 @@ def _empty(bs: int, width: int, depth: int, device) -> Committed:
         new_seq_lens=new(bs, dtype=torch.int64),
         next_token_ids=new(bs * width, dtype=torch.int64),
         select_index=new(bs, dtype=torch.int64),
+        positions=new(bs * width, dtype=torch.int64),
+        window_ends=new(bs, dtype=torch.int64),
     )
 
 

@@ -146,9 +146,10 @@ def replay_draft_extend(graph, forward_batch, select_index):
 
 
 def eager_draft_extend(draft_runner, forward_batch, select_index):
-    """The same without a graph; forward_batch.spec_info.select_index narrows the logits."""
+    """The same without a graph; with spec_info.select_index the lm_head runs on these rows only."""
     output = draft_runner.forward(forward_batch).logits_output
-    return _rows(output, None, select_index)
+    narrowed = forward_batch.spec_info.select_index is not None
+    return _rows(output, None if narrowed else select_index, select_index)
 
 
 def _rows(output, logits_rows, hidden_rows):
@@ -170,17 +171,6 @@ def compute_logprobs(batch, logits_output, predict, accept_index) -> None:
         return
     steps = accept_index.shape[1] - 1
     logprob_processor.compute_spec_v2_logprobs(batch, logits_output, predict, accept_index, steps)
-
-
-def prepare_draft_extend_inputs(result, committed) -> None:
-    """Hands the draft extend what commit has computed; 0.5.17 derives it from the result itself."""
-    if hasattr(result, "prepared_draft_extend_inputs"):
-        result.accept_index = committed.accept_index
-        result.prepared_draft_extend_inputs = (
-            committed.num_correct_drafts,
-            committed.select_index,
-            committed.next_token_ids,
-        )
 
 
 @contextlib.contextmanager
@@ -264,11 +254,21 @@ def kv_record(req):
     return req if hasattr(req, "kv_committed_len") else req.kv
 
 
-def extend_after_verify(draft_worker, batch, result, verify_input) -> None:
-    """The draft extend over what a step accepted; fills result.next_draft_input."""
-    plan = getattr(verify_input, "kv_loc_plan", None)  # 0.5.23
-    more = {} if plan is None else {"kv_loc_plan": plan}
-    draft_worker._draft_extend_for_decode(batch, result, **more)
+def kv_loc_plan(verify_input) -> dict:
+    """0.5.23's plan of the slots that a step writes, as an argument of its further forwards."""
+    plan = getattr(verify_input, "kv_loc_plan", None)
+    return {} if plan is None else {"kv_loc_plan": plan}
+
+
+def extend_after_verify(draft_worker, batch, verify_input, result, committed) -> None:
+    """SGLang's draft extend over what a step accepted; fills result.next_draft_input."""
+    if hasattr(result, "prepared_draft_extend_inputs"):  # 0.5.17 derives them from the result
+        result.prepared_draft_extend_inputs = (
+            committed.num_correct_drafts,
+            committed.select_index,
+            committed.next_token_ids,
+        )
+    draft_worker._draft_extend_for_decode(batch, result, **kv_loc_plan(verify_input))
 
 
 def tp_size() -> int:

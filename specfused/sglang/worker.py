@@ -3,7 +3,8 @@
 
 `Switching` overrides what a step does and leaves construction, prefill, weights and the draft
 stage itself to SGLang. See `modes` for the two kinds of step, `ring` for what an off step leaves
-behind, `catch_up` for how drafting resumes, `commit` for how every step ends.
+behind, `catch_up` for how drafting resumes, `commit` for how every step ends, `extend` for the
+draft model after it.
 """
 
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
@@ -13,6 +14,7 @@ from specfused.policy import Mode
 from specfused.sglang import compat, features, limits, release, ring
 from specfused.sglang.catch_up import CatchUp
 from specfused.sglang.commit import Verifier
+from specfused.sglang.extend import DraftExtend
 from specfused.sglang.modes import Modes, OneNodeTrees, ours
 from specfused.sglang.report import Report
 from specfused.sglang.switch import Switch
@@ -43,10 +45,10 @@ class Switching:
             runner.dtype,
             runner.device,
         )
-        backend = draft_worker.draft_extend_attn_backend or draft_worker.draft_runner.attn_backend
-        self.catch_up = CatchUp(
-            draft_worker, self.ring, self.speculative_num_draft_tokens, ours(backend)
-        )
+        width = self.speculative_num_draft_tokens
+        attn = draft_worker.draft_extend_attn_backend or draft_worker.draft_runner.attn_backend
+        self.catch_up = CatchUp(draft_worker, self.ring, width, ours(attn))
+        self.draft_extend = DraftExtend(draft_worker, width, table_shape[0], ours(attn))
         if self.topk > 1:
             features.check_pool(runner)
         self.modes = Modes(runner)
@@ -105,11 +107,11 @@ class Switching:
             self.catch_up.run(batch, resume=True)
             batch.spec_info = self.draft_worker.draft(batch)
         verify_input = batch.spec_info
-        result = self._verify(batch, grammar_barrier)
+        result, committed = self._verify(batch, grammar_barrier)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         with compat.draft_contexts(self.draft_worker):
-            compat.extend_after_verify(self.draft_worker, batch, result, verify_input)
+            self.draft_extend.run(batch, verify_input, result, committed)
         return result
 
     def _step_off(self, batch, on_publish, grammar_barrier):
@@ -120,7 +122,7 @@ class Switching:
         drafted = batch.spec_info
         rows, seq_lens = batch.req_pool_indices, batch.seq_lens
         batch.spec_info = self.trees.build(batch)
-        result = self._verify(batch, grammar_barrier)
+        result, _ = self._verify(batch, grammar_barrier)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         if keeps_draft:

@@ -7,6 +7,7 @@ SGLang would spawn them, so that an engine starts in a second and not in half a 
 """
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
@@ -159,6 +160,19 @@ def flush(engine):
             return
         time.sleep(0.1)
     raise RuntimeError("the scheduler does not become idle")
+
+
+def wrap(name, around):
+    """Replaces "package.Class:name" by around(original, ...)."""
+    owner, attribute = name.split(":")
+    owner = pkgutil.resolve_name(owner)
+    original = getattr(owner, attribute)
+
+    @functools.wraps(original)
+    def wrapped(*args, **kwargs):
+        return around(original, *args, **kwargs)
+
+    setattr(owner, attribute, wrapped)
 
 
 def _generate(probe, fault, prepare, attributes, engine_args, turns, request):

@@ -6,15 +6,13 @@ lost on one of them. SPECFUSED_CHECK_RANKS has to stop all before that, and to s
 """
 
 import dataclasses
-import functools
 import json
-import pkgutil
 import re
 
 import pytest
 import torch
 from cases import CHAIN, TREE
-from harness import EngineDied
+from harness import EngineDied, wrap
 from switching import EAGLE3_TREE, EAGLE_CHAIN, FLIPS, OVERLAP, Rounds, random_schedule, run
 
 from specfused.policy import Mode
@@ -36,19 +34,6 @@ def rank():
     return compat.tp_rank()
 
 
-def wrap(name, around):
-    """Replaces "package.Class:name" by around(original, ...)."""
-    owner, attribute = name.split(":")
-    owner = pkgutil.resolve_name(owner)
-    original = getattr(owner, attribute)
-
-    @functools.wraps(original)
-    def wrapped(*args, **kwargs):
-        return around(original, *args, **kwargs)
-
-    setattr(owner, attribute, wrapped)
-
-
 class RankLog:
     """What each rank's steps emitted and which step times its policy got, in files per rank."""
 
@@ -61,14 +46,14 @@ class RankLog:
 
     def _run(self, original, verifier, batch, *args, **kwargs):
         width = batch.spec_info.draft_token_num
-        result = original(verifier, batch, *args, **kwargs)
+        result, committed = original(verifier, batch, *args, **kwargs)
         rows = zip(
             result.next_token_ids.view(-1, width).tolist(),
             result.accept_lens.tolist(),
             strict=True,
         )
         self._write("steps", [width, [tokens[:count] for tokens, count in rows]])
-        return result
+        return result, committed
 
     def _observe_step(self, original, policy, mode, batch_size, context, seconds):
         self._write("times", [mode.value, batch_size, context, seconds])

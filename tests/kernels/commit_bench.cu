@@ -30,7 +30,7 @@ struct TimedShape {
 
 struct Inputs {  // of one launch
   Dev<int64_t> draft_tokens, targets, next_token, next_sibling, seq_lens, out_cache_loc;
-  Dev<int64_t> new_seq_lens, next_token_ids, select_index, positions;
+  Dev<int64_t> new_seq_lens, next_token_ids, select_index, positions, window_ends;
   Dev<int32_t> accept_index, accept_tokens, per_request;  // per_request: [4, bs]
   Dev<float> rows, coins, coins_final;
   Dev<char> hidden_states;
@@ -91,6 +91,7 @@ int64_t make_inputs(const TimedShape& s, const Vec<int32_t>& slots, int index, I
       Vec<int64_t>(slots.begin() + index * rows, slots.begin() + (index + 1) * rows));
   in.new_seq_lens.resize(s.bs);
   in.select_index.resize(s.bs);
+  in.window_ends.resize(s.bs);
   in.next_token_ids.resize(rows);
   in.positions.resize(rows);
   in.accept_index.resize(int64_t{s.bs} * s.max_path());
@@ -135,6 +136,7 @@ CommitParams params(const TimedShape& s, const Inputs& in) {
   p.next_token_ids = in.next_token_ids.data();
   p.select_index = in.select_index.data();
   p.positions = in.positions.data();
+  p.window_ends = in.window_ends.data();
   p.hidden_states = in.hidden_states.data();
   p.stride_logits_row = p.stride_target_probs_row = p.vocab = kVocab;
   p.stride_hidden_bytes = p.hidden_row_bytes = s.hidden_bytes;

@@ -226,7 +226,7 @@ void CommitCase::reset_host_outputs() {
   for (const int i : {kAcceptIndex, kAcceptTokens}) fill(out32_[i], per_path);
   for (const int i : {kNumCorrect, kAcceptLens, kBonus, kInvalid}) fill(out32_[i], shape.bs);
   fill(out32_[kIds32], shape.rows());
-  for (const int i : {kNewSeqLens, kSelectIndex}) fill(out64_[i], shape.bs);
+  for (const int i : {kNewSeqLens, kSelectIndex, kWindowEnds}) fill(out64_[i], shape.bs);
   for (const int i : {kIds64, kPositions}) fill(out64_[i], shape.rows());
 }
 
@@ -278,6 +278,7 @@ CommitParams CommitCase::params(bool dev) {
   p.token_ids_are_int32 = shape.ids32;
   p.select_index = out64_[kSelectIndex].at(dev);
   p.positions = out64_[kPositions].at(dev);
+  p.window_ends = out64_[kWindowEnds].at(dev);
   p.hidden_states = skewed(hidden_states.at(dev), 2 * shape.skew);
   p.workspace = dev ? workspace_.data() : nullptr;
   p.kv = kv_table(dev);

@@ -52,16 +52,16 @@ struct Both {
 };
 
 enum Out32 { kAcceptIndex, kNumCorrect, kAcceptLens, kAcceptTokens, kBonus, kInvalid, kIds32 };
-enum Out64 { kNewSeqLens, kIds64, kSelectIndex, kPositions };
+enum Out64 { kNewSeqLens, kIds64, kSelectIndex, kPositions, kWindowEnds };
 inline const char* const kOut32Names[7] = {"accept_index",  "num_correct_drafts", "accept_lens",
                                            "accept_tokens", "bonus_tokens",       "invalid_logits",
                                            "next_token_ids"};
-inline const char* const kOut64Names[4] = {"new_seq_lens", "next_token_ids", "select_index",
-                                           "positions"};
+inline const char* const kOut64Names[5] = {"new_seq_lens", "next_token_ids", "select_index",
+                                           "positions", "window_ends"};
 
 struct Outputs {
   std::array<Vec<int32_t>, 7> out32;
-  std::array<Vec<int64_t>, 4> out64;
+  std::array<Vec<int64_t>, 5> out64;
 
   // The first output in which request r differs, or nullptr.
   const char* difference(const Outputs& other, int r, int bs) const;
@@ -93,7 +93,7 @@ struct CommitCase {
 
   Both<int64_t> kv_ptrs_, kv_row_bytes_, kv_host_ptrs_;
   std::array<Both<int32_t>, 7> out32_;
-  std::array<Both<int64_t>, 4> out64_;
+  std::array<Both<int64_t>, 5> out64_;
   Dev<char> workspace_;
   int64_t num_slots_ = 0, stride_logits_ = 0, stride_hidden_ = 0;
 };

@@ -83,6 +83,7 @@ __device__ __forceinline__ void write_decision(const CommitParams& p, int reques
     p.bonus_tokens[request] = static_cast<int32_t>(bonus.token);
     p.new_seq_lens[request] = slide(committed, correct + 1);
     if (p.select_index != nullptr) p.select_index[request] = first + correct;
+    if (p.window_ends != nullptr) p.window_ends[request] = committed + p.width;
     if (p.invalid_logits != nullptr) p.invalid_logits[request] = bonus.invalid;
   }
 }
