@@ -215,10 +215,9 @@ def commit(
         workspace: [commit_workspace_bytes(bs, W, vocab)] uint8; needed on CUDA without targets.
         hidden_states: [bs*W, H] float32, bfloat16 or float16, mutated: row r*W + j becomes row
             accept_index[r, j] for j < accept_lens[r]; rows behind stay.
-        next_token_ids: [bs*W] int64 or int32 out; emitted tokens at r*W + j for j < accept_lens[r],
-            0 behind.
+        next_token_ids: [bs*W] int64 or int32 out; emitted token j of request r at r*W + j, then 0.
         select_index: [bs] int64 out; r*W + accept_lens[r] - 1, the last accepted row.
-        positions: [bs*W] int64 out; seq_lens[r] + j.
+        positions, window_ends: [bs*W] and [bs] int64 out; seq_lens[r] + j and seq_lens + W.
         invalid_logits: [bs] int32 out; 1 if the largest logit of a visited row is NaN or infinite
             (a sampled walk ends there, with the argmax) or a probability that was read is NaN,
             infinite or negative (it counts as 0; read are drafted tokens, and all of the last row).
@@ -227,10 +226,8 @@ def commit(
         target_probs: [bs*W, vocab] float32, instead of logits, with coins.
         draft_probs: [bs, W-1 or more, vocab] float32; row i is what the child of node i was drawn
             from. Chains (topk 1) only.
-        coins: [bs, W] float32 in [0, 1); makes the step a sampled one.
-        coins_final: [bs] float32 in [0, 1).
+        coins, coins_final: [bs, W] and [bs] float32 in [0, 1); they make the step a sampled one.
         threshold_single, threshold_acc: 1 keeps the target's distribution; less accepts more.
-        window_ends: [bs] int64 out; seq_lens + W.
 
     Method: tree verification of EAGLE (arXiv 2401.15077) and SpecInfer (arXiv 2305.09781);
     speculative sampling (arXiv 2211.17192) for draft_probs; thresholds are SGLang's.
