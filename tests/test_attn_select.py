@@ -53,7 +53,9 @@ def test_few_rows_do_not_depend_on_wgmma(host):
     for head_dim in HEAD_DIMS:
         for rows in range(1, FEW_ROWS + 1):
             with_it = host.select_attn(rows, head_dim, *DEVICES["sm_90"])
-            assert with_it == host.select_attn(rows, head_dim, *DEVICES["sm_90 without its kernels"])
+            assert with_it == host.select_attn(
+                rows, head_dim, *DEVICES["sm_90 without its kernels"]
+            )
 
 
 def test_too_little_shared_memory_for_wgmma(host):

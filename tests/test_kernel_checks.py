@@ -66,7 +66,9 @@ def programs(objects):
     for name in ("cuda", "checks"):
         folder = ROOT / "build" / name / "CMakeFiles"
         kernels = [
-            p for part in ("smxx", "sm90", "cpu") for p in folder.glob(f"specfused_{part}.dir/**/*.o")
+            p
+            for part in ("smxx", "sm90", "cpu")
+            for p in folder.glob(f"specfused_{part}.dir/**/*.o")
         ]
         if kernels:
             break

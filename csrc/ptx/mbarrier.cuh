@@ -40,7 +40,7 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
         : "r"(barrier), "r"(parity)
         : "memory");
 #ifdef SPECFUSED_TRAP_HANGS
-    if (++looks == 1 << 22) asm volatile("trap;");
+    if (++looks == 1 << 18) asm volatile("trap;");
 #endif
   }
 }

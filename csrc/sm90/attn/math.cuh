@@ -88,12 +88,16 @@ struct Math {
                                              char* q_smem, uint32_t ring) {
     const int warp = threadIdx.x / 32;
     const int warp_row = first_row + warp * 16 * kBlocks;
-    const uint32_t q_address = ptx::smem_address(q_smem) + warp / 4 * kBlocks * Traits::kBlockBytes;
+    // By shuffle, so that the compiler knows that lanes agree and keeps descriptors in uniform
+    // registers.
+    const uint32_t q_address =
+        ptx::smem_address(q_smem) + __shfl_sync(~0u, warp / 4, 0) * kBlocks * Traits::kBlockBytes;
     int stage = 0;
     uint32_t parity = 0;
     smxx::RowState<Traits> state;
     Queries q;
 
+    auto address_of = [&](int i) { return ring + __shfl_sync(~0u, i, 0) * Traits::kStageBytes; };
     auto wait_for_stage = [&] {
       ptx::barrier_wait(ptx::smem_address(&shared.full[stage]), parity);
       ptx::async_proxy_fence();  // the copies were made through the generic proxy
@@ -132,18 +136,17 @@ struct Math {
       const int tile_end = s.tile_end;
       int tile = s.tile_begin;
       bool masked = look_up(s, tile, mask);
-      uint32_t address = ring + stage * Traits::kStageBytes;
 
-      // One unit; `before` is the block of the unit before, and its V is in `values`.
-      auto unit = [&](int b, int before, uint32_t values) {
+      // One unit; `before` is the block of the unit before, and its V is in stage `values`.
+      auto unit = [&](int b, int before, int values) {
         float rescale[2];
         bool changed = false;
         ptx::pin(scores);
         ptx::pin(weights);
         ptx::pin(state.o[before]);
         ptx::wgmma_fence();
-        start_scores(b, address, q_address, q, scores);
-        start_values(before, values, weights, state);
+        start_scores(b, address_of(stage), q_address, q, scores);
+        start_values(before, address_of(values), weights, state);
         ptx::wgmma_wait<1>();
         ptx::pin(scores);
         weigh(launch.scale_log2, b, masked, mask.visible[b], scores, state, rescale, changed);
@@ -167,7 +170,7 @@ struct Math {
         bool changed = false;
         ptx::pin(scores);
         ptx::wgmma_fence();
-        start_scores(0, address, q_address, q, scores);
+        start_scores(0, address_of(stage), q_address, q, scores);
         ptx::wgmma_wait<0>();
         ptx::pin(scores);
         weigh(launch.scale_log2, 0, masked, mask.visible[0], scores, state, rescale, changed);
@@ -176,21 +179,19 @@ struct Math {
       }
 #pragma unroll 1
       while (true) {
-        if constexpr (kBlocks == 2) unit(1, 0, address);
+        if constexpr (kBlocks == 2) unit(1, 0, stage);
         if (++tile == tile_end) break;
         const int done = stage;
-        const uint32_t values = address;
         next_stage();
-        address = ring + stage * Traits::kStageBytes;
         masked = look_up(s, tile, mask);
         wait_for_stage();
-        unit(0, kBlocks - 1, values);
+        unit(0, kBlocks - 1, done);
         release(done);
       }
       ptx::pin(weights);
       ptx::pin(state.o[kBlocks - 1]);
       ptx::wgmma_fence();
-      start_values(kBlocks - 1, address, weights, state);
+      start_values(kBlocks - 1, address_of(stage), weights, state);
       ptx::wgmma_wait<0>();
       ptx::pin(state.o[kBlocks - 1]);
       ptx::pin(weights);

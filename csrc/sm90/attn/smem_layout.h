@@ -33,17 +33,18 @@ SPECFUSED_HD constexpr uint64_t matrix_descriptor(uint32_t address, uint32_t lea
 }
 
 // 16 elements of head_dim from d on of all rows (K of a tile, or 64 rows of Q). Stride: from eight
-// rows to the next eight. The leading offset has no meaning in this layout; 1 by convention.
+// rows to the next eight. The leading offset has no meaning in this layout; 1 by convention. The
+// step is added to the address behind the shift, so that all d share what was computed of a block.
 SPECFUSED_HD constexpr uint64_t row_descriptor(uint32_t block, int d, int rows) {
-  return matrix_descriptor(
-      block + d / kChunkElements * rows * kChunkRowBytes + d % kChunkElements * 2, 16,
-      kSwizzleAtomBytes);
+  const int step = d / kChunkElements * rows * kChunkRowBytes + d % kChunkElements * 2;
+  return matrix_descriptor(block, 16, kSwizzleAtomBytes) + (step >> 4);
 }
 
 // 16 rows (tokens of V) from `row` on, all of head_dim. Leading: from a chunk to the next; stride:
 // from eight rows to the next eight.
 SPECFUSED_HD constexpr uint64_t column_descriptor(uint32_t block, int row, int rows) {
-  return matrix_descriptor(block + row * kChunkRowBytes, rows * kChunkRowBytes, kSwizzleAtomBytes);
+  const int step = row * kChunkRowBytes;
+  return matrix_descriptor(block, rows * kChunkRowBytes, kSwizzleAtomBytes) + (step >> 4);
 }
 
 }  // namespace specfused::sm90
