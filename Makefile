@@ -49,6 +49,7 @@ COMPUTE_SANITIZER ?= compute-sanitizer
 kernel-checks: check-programs
 ifneq ($(GPU),)
 	build/checks/attn_check
+	SPECFUSED_WGMMA=1 build/checks/attn_check
 	build/checks/commit_check
 endif
 
@@ -60,8 +61,10 @@ check-programs:
 sanitize: check-programs
 	for tool in memcheck racecheck initcheck synccheck; do \
 	  for check in attn_check commit_check; do \
-	    $(COMPUTE_SANITIZER) --tool $$tool --error-exitcode 1 build/checks/$$check --sanitize \
-	      || exit 1; \
+	    for wgmma in 0 1; do \
+	      SPECFUSED_WGMMA=$$wgmma $(COMPUTE_SANITIZER) --tool $$tool --error-exitcode 1 \
+	        build/checks/$$check --sanitize || exit 1; \
+	    done; \
 	  done; \
 	done
 

@@ -46,3 +46,11 @@ set(SPECFUSED_SMXX_SOURCES
   csrc/smxx/device.cu
   csrc/smxx/plan.cu
   csrc/smxx/tree_words.cu)
+
+set(SPECFUSED_SM90_SOURCES
+  csrc/sm90/attn/instantiations/verify_bf16_d128.cu
+  csrc/sm90/attn/instantiations/verify_bf16_d256.cu
+  csrc/sm90/attn/instantiations/verify_bf16_d64.cu
+  csrc/sm90/attn/instantiations/verify_fp16_d128.cu
+  csrc/sm90/attn/instantiations/verify_fp16_d256.cu
+  csrc/sm90/attn/instantiations/verify_fp16_d64.cu)

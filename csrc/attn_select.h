@@ -2,17 +2,19 @@
 // Which attention kernel serves a step: a pure function of rows per KV head, head_dim and the
 // device.
 //
-// Two classes. Within one class a row's bits do not depend on how many rows the step has:
-//   few   up to 32 rows per KV head. Four warps share the tokens of each KV tile, so the kernel
-//         reads KV at full speed however few rows there are.
-//   many  more rows. Each warp owns rows and reads all tokens of each tile.
+// Three classes. Within one class a row's bits do not depend on how many rows the step has:
+//   few    up to 32 rows per KV head. Four warps share the tokens of each KV tile, so the kernel
+//          reads KV at full speed however few rows there are.
+//   many   more rows. Each warp owns rows and reads all tokens of each tile.
+//   wgmma  more rows, on devices and in builds that have wgmma. Warpgroups own 64 or 128 rows each
+//          and compute while another one loads (csrc/sm90/attn).
 #pragma once
 
 #include <cstdint>
 
 namespace specfused {
 
-enum class KernelClass : int32_t { kFew = 0, kMany = 1 };
+enum class KernelClass : int32_t { kFew = 0, kMany = 1, kWgmma = 2 };
 
 constexpr int kFewRowsLimit = 32;        // most rows per KV head of class few
 constexpr int kMaxRowsPerKvHead = 1024;  // 64 window rows x 16 heads of a group
@@ -25,11 +27,13 @@ struct AttnDevice {
   int32_t sm_count;
   int32_t smem_per_sm;     // bytes, e.g. 233472 on sm_90, 102400 on sm_89
   int32_t smem_per_block;  // bytes a CTA may opt in to, e.g. 232448 and 101376
+  bool wgmma;              // capability 9.0, and this build has the kernels of csrc/sm90
 };
 
 struct AttnConfig {
   KernelClass kernel_class;
-  int32_t row_tile;       // rows of one CTA: 16 or 32 (few), 64 or 128 (many); 0: not supported
+  int32_t row_tile;       // rows of one CTA: 16 or 32 (few), 64 or 128 (many), 64, 128 or 256
+                          // (wgmma); 0: not supported
   int32_t num_row_tiles;  // CTAs per plan entry
   int32_t stages;         // KV tiles in flight + 1
   int32_t ctas_per_sm;    // residency that shared memory allows, up to the wanted one
@@ -93,6 +97,42 @@ constexpr AttnConfig attn_with_row_tile(int rows, int row_tile, int head_dim,
   return config;
 }
 
+// Class wgmma. The ring may be deeper, since a CTA with more than 64 rows has an SM for itself.
+constexpr int kWgmmaMaxStages = 4;
+constexpr int kWgmmaFixedBytes = 6144;  // segment table, slot index ring, barriers and flags
+
+// O of 256 rows of head_dim 256 does not fit into the registers of two warpgroups.
+constexpr int wgmma_row_tile(int rows_per_kv_head, int head_dim) {
+  return rows_per_kv_head <= 64 ? 64 : rows_per_kv_head <= 128 || head_dim == 256 ? 128 : 256;
+}
+
+constexpr bool wgmma_q_in_registers(int row_tile, int head_dim) {
+  return row_tile <= 128 && head_dim <= 128;
+}
+
+// Two CTAs of 256 threads leave 128 registers to a thread on average, three not enough.
+constexpr int wgmma_ctas_per_sm(int row_tile, int head_dim) {
+  return row_tile == 64 && head_dim <= 128 ? 2 : 1;
+}
+
+constexpr int wgmma_smem_bytes(int row_tile, int head_dim, int stages) {
+  const int q = wgmma_q_in_registers(row_tile, head_dim) ? 0 : row_tile * head_dim * 2;
+  return q + stages * 2 * kAttnTileTokens * head_dim * 2 + kWgmmaFixedBytes;
+}
+
+// row_tile 0 if not even two tiles fit: then class many serves.
+constexpr AttnConfig wgmma_config(int rows, int head_dim, const AttnDevice& device) {
+  const int row_tile = wgmma_row_tile(rows, head_dim);
+  const int per_sm = wgmma_ctas_per_sm(row_tile, head_dim);
+  for (int stages = kWgmmaMaxStages; stages >= 2; --stages) {
+    const int bytes = wgmma_smem_bytes(row_tile, head_dim, stages);
+    if (attn_residency(device, bytes) < per_sm) continue;
+    const int num_row_tiles = (rows + row_tile - 1) / row_tile;
+    return AttnConfig{KernelClass::kWgmma, row_tile, num_row_tiles, stages, per_sm, bytes};
+  }
+  return AttnConfig{KernelClass::kWgmma, 0, 0, 0, 0, 0};
+}
+
 constexpr AttnConfig select_attn(int rows_per_kv_head, int head_dim, const AttnDevice& device) {
   const bool supported = (head_dim == 64 || head_dim == 128 || head_dim == 256) &&
                          rows_per_kv_head >= 1 && rows_per_kv_head <= kMaxRowsPerKvHead;
@@ -100,6 +140,10 @@ constexpr AttnConfig select_attn(int rows_per_kv_head, int head_dim, const AttnD
   if (rows_per_kv_head <= 16) return attn_with_row_tile(rows_per_kv_head, 16, head_dim, device);
   if (rows_per_kv_head <= kFewRowsLimit) {
     return attn_with_row_tile(rows_per_kv_head, 32, head_dim, device);
+  }
+  if (device.wgmma) {
+    const AttnConfig config = wgmma_config(rows_per_kv_head, head_dim, device);
+    if (config.row_tile != 0) return config;
   }
   // 128 rows share each KV byte, but their Q and two stages need 99 KiB at head_dim 128.
   if (rows_per_kv_head > 64 && head_dim <= 128) {

@@ -40,6 +40,8 @@ int run_bench_read(const void* src, int64_t bytes, void* sink, void* stream);
 int run_bench_read_rows(const void* k, const void* v, const int32_t* slots, int64_t n,
                         int64_t row_bytes, void* sink, void* stream);
 int run_bench_empty(void* stream);
+// The kernel class that serves a step on the current device; tests compare rows within one.
+int attn_kernel_class(int rows_per_kv_head, int head_dim, int* kernel_class);
 // CTAs of a plan on the current device; depends on nothing else, so one plan serves every step.
 int attn_num_ctas(int head_dim, int* num_ctas);
 const char* error_string(int error);

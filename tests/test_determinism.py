@@ -2,7 +2,7 @@
 """Bitwise equality: run to run, over the rows of a step, over what the neighbours hold.
 
 Within one kernel class and one set of lengths a row's bits depend on that row alone. On CUDA the
-classes are few (W x group <= 32) and many; the CPU has one.
+classes are few (W x group <= 32) and many, or wgmma in its place; the CPU has one.
 """
 
 import pytest

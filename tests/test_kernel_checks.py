@@ -66,7 +66,9 @@ def programs(objects):
     for name in ("cuda", "checks"):
         folder = ROOT / "build" / name / "CMakeFiles"
         kernels = [
-            p for part in ("smxx", "cpu") for p in folder.glob(f"specfused_{part}.dir/**/*.o")
+            p
+            for part in ("smxx", "sm90", "cpu")
+            for p in folder.glob(f"specfused_{part}.dir/**/*.o")
         ]
         if kernels:
             break
@@ -132,6 +134,8 @@ def test_lists(programs):
     kinds = [(t, d, w) for t in ("bf16", "fp16", "fp32") for d in dims for w in (1, 4, 16, 64)]
     assert {f"attn/{t}/{d}/w{w}" for t, d, w in kinds} | {"plan", "tree_words"} <= attn
     assert {f"graph/{d}/w{w}" for d in dims for w in (1, 4, 16)} <= attn
+    kinds = [(t, d, w) for t in ("bf16", "fp16") for d in dims for w in (16, 32, 64)]
+    assert {f"probe/{t}/{d}/w{w}" for t, d, w in kinds} <= attn
     assert names("attn_check", "--quick") < attn
     small = names("attn_check", "--sanitize")
     assert small == {"plan", "tree_words", *(f"sanitize/{d}" for d in dims)}

@@ -6,9 +6,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "../attn_select.h"
 #include "../draft_tree.h"
 #include "../kv_window.h"
 #include "../plan.h"
+#include "../sm90/attn/smem_layout.h"
 #include "build_info.h"
 
 namespace py = pybind11;
@@ -69,10 +71,25 @@ py::list segments_of(const std::vector<int32_t>& plan, int32_t num_ctas) {
   return out;
 }
 
+py::dict select_attn_on(int rows_per_kv_head, int head_dim, int sm_count, int smem_per_sm,
+                        int smem_per_block, bool wgmma) {
+  const AttnDevice device{sm_count, smem_per_sm, smem_per_block, wgmma};
+  const AttnConfig config = select_attn(rows_per_kv_head, head_dim, device);
+  static const char* const kClasses[] = {"few", "many", "wgmma"};
+  py::dict d;
+  d["kernel_class"] = kClasses[static_cast<int>(config.kernel_class)];
+  d["row_tile"] = config.row_tile;
+  d["num_row_tiles"] = config.num_row_tiles;
+  d["stages"] = config.stages;
+  d["ctas_per_sm"] = config.ctas_per_sm;
+  d["smem_bytes"] = config.smem_bytes;
+  return d;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_host, m) {
-  m.doc() = "Host-side C++ of specfused: build information, window, tree, split plan. No torch.";
+  m.doc() = "Host-side C++ of specfused: build information, window, tree, plan, kernels. No torch.";
   m.attr("version") = version();
   m.attr("cuda_compiler") = cuda_compiler();
   m.attr("built_archs") = built_archs();
@@ -94,4 +111,13 @@ PYBIND11_MODULE(_host, m) {
         py::arg("seq_lens_offset") = 0, "The split plan as integers, see csrc/plan.h.");
   m.def("segments", &segments_of, py::arg("plan"), py::arg("num_ctas"),
         "What each CTA of a plan attends.");
+  m.def("select_attn", &select_attn_on, py::arg("rows_per_kv_head"), py::arg("head_dim"),
+        py::arg("sm_count"), py::arg("smem_per_sm"), py::arg("smem_per_block"), py::arg("wgmma"),
+        "Which attention kernel serves a step, see csrc/attn_select.h. row_tile 0: none.");
+  m.def("wgmma_block_offset", &sm90::block_offset, py::arg("row"), py::arg("part"), py::arg("rows"),
+        "Byte of a 16-byte part of a row in a block of rows, see csrc/sm90/attn/smem_layout.h.");
+  m.def("wgmma_row_descriptor", &sm90::row_descriptor, py::arg("block"), py::arg("d"),
+        py::arg("rows"), "Matrix descriptor of 16 elements of every row.");
+  m.def("wgmma_column_descriptor", &sm90::column_descriptor, py::arg("block"), py::arg("row"),
+        py::arg("rows"), "Matrix descriptor of all elements of 16 rows.");
 }

@@ -13,6 +13,15 @@ int attn_num_ctas(int head_dim, int* num_ctas) {
   return error;
 }
 
+int attn_kernel_class(int rows_per_kv_head, int head_dim, int* kernel_class) {
+  int device;
+  AttnDevice limits;
+  const cudaError_t error = current_device_limits(&device, &limits);
+  if (error != cudaSuccess) return error;
+  *kernel_class = static_cast<int>(select_attn(rows_per_kv_head, head_dim, limits).kernel_class);
+  return cudaSuccess;
+}
+
 const char* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 }  // namespace specfused::smxx

@@ -5,12 +5,34 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 
 #include "../attn_select.h"
 
 namespace specfused::smxx {
 
 constexpr int kMaxDevices = 64;
+
+// Wgmma is for capability 9.0 alone, and for those who ask for it with SPECFUSED_WGMMA=1: these
+// kernels have passed their checks on a GPU for bf16 and head_dim 128 only.
+inline cudaError_t has_wgmma(int device, bool* answer) {
+  *answer = false;
+#ifdef SPECFUSED_SM90
+  const char* wanted = std::getenv("SPECFUSED_WGMMA");
+  if (wanted == nullptr || std::strcmp(wanted, "1") != 0) return cudaSuccess;
+  int major = 0;
+  int minor = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (error != cudaSuccess) return error;
+  *answer = major == 9 && minor == 0;
+#else
+  static_cast<void>(device);
+#endif
+  return cudaSuccess;
+}
 
 inline cudaError_t current_device_limits(int* device, AttnDevice* limits) {
   static std::atomic<bool> known[kMaxDevices];
@@ -27,6 +49,8 @@ inline cudaError_t current_device_limits(int* device, AttnDevice* limits) {
     if (error != cudaSuccess) return error;
     error = cudaDeviceGetAttribute(&read.smem_per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin,
                                    *device);
+    if (error != cudaSuccess) return error;
+    error = has_wgmma(*device, &read.wgmma);
     if (error != cudaSuccess) return error;
     cache[*device] = read;  // threads that race here write the same values
     known[*device].store(true, std::memory_order_release);

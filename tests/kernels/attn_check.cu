@@ -1,52 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // attn_check: attention, plan and tree words of the GPU against the CPU implementation, whose sums
 // are in double; equal bits where they are promised; timings with --bench. No torch.
+// SPECFUSED_WGMMA=1 in the environment: those with wgmma where there are some.
 #include <cmath>
 
-#include "attn_case.h"
+#include "attn_compare.h"
 
 namespace specfused::checks {
 namespace {
 
 const char* const kTypeNames[] = {"bf16", "fp16", "fp32"};
-
-void attend_on_cpu(const AttnParams& p) {
-  const int64_t units = int64_t{p.bs} * p.num_q_heads;
-  const int64_t threads = std::min<int64_t>(std::max(1u, std::thread::hardware_concurrency()), 32);
-  std::vector<std::thread> pool;
-  for (int64_t t = 0; t < threads; ++t) {
-    pool.emplace_back([&p, begin = units * t / threads, end = units * (t + 1) / threads] {
-      p.tree_words == nullptr ? cpu::decode_attn(p, begin, end) : cpu::verify_attn(p, begin, end);
-    });
-  }
-  for (std::thread& thread : pool) thread.join();
-}
-
-// Relative distance of each output row, absolute distance of each LSE. A NaN is a large distance.
-void check_values(const AttnCase& c, const AttnCase::HostCopy& want, const std::string& what) {
-  const Vec<char> out = c.sets[0].out.get();
-  const Vec<float> lse = c.lse.get();
-  const DType dtype = c.shape.dtype;
-  double worst = 0, worst_lse = 0;
-  for (size_t row = 0; row < lse.size(); ++row) {
-    double difference = 0, size = 0;
-    for (int d = 0; d < c.shape.head_dim; ++d) {
-      const int64_t at = static_cast<int64_t>(row) * c.shape.head_dim + d;
-      const double is = element_to_float(out.data(), at, dtype);
-      const double should = element_to_float(want.out.data(), at, dtype);
-      difference += (is - should) * (is - should);
-      size += should * should;
-    }
-    const double error = std::sqrt(size > 0 ? difference / size : difference);
-    const double lse_error = std::abs(double{lse[row]} - want.lse[row]);
-    worst = error <= worst ? worst : std::isnan(error) ? 1e9 : error;
-    worst_lse = lse_error <= worst_lse ? worst_lse : std::isnan(lse_error) ? 1e9 : lse_error;
-  }
-  const double bound = dtype == DType::kBFloat16 ? 1e-2 : dtype == DType::kFloat16 ? 2e-3 : 2e-5;
-  const double lse_bound = dtype == DType::kFloat32 ? 1e-4 : 2e-3;
-  expect(worst < bound && worst_lse < lse_bound, "%s: out differs by %.3g, LSE by %.3g",
-         what.c_str(), worst, worst_lse);
-}
 
 // The plan is that of the host; a launch leaves its counters at zero.
 void check_plan_and_counters(const AttnCase& c, const std::string& what) {
@@ -105,7 +68,7 @@ void check_narrower(AttnCase& c, int width, const Vec<char>& wide, const std::st
 }
 
 int check(const AttnShape& shape, Random& random, bool sanitize = false) {
-  const std::string what = shape.name();
+  const std::string what = doing = shape.name();
   AttnCase c(shape, random, 1, !sanitize);
   AttnCase::HostCopy want = c.host_copy(0);
   cpu::store_rows(want.params);
@@ -131,9 +94,11 @@ int check(const AttnShape& shape, Random& random, bool sanitize = false) {
            "%s: run %d has other bits", what.c_str(), run);
   }
   for (const int width : {1, 2, 4, 16, 33}) {
-    const auto is_few = [&](int rows) { return rows * shape.group() <= kFewRowsLimit; };
     if (width >= shape.num_rows || shape.store || shape.window_slots || sanitize) continue;
-    if (shape.dtype != DType::kFloat32 && is_few(width) != is_few(shape.num_rows)) continue;
+    if (shape.dtype != DType::kFloat32 &&
+        class_of(shape, width) != class_of(shape, shape.num_rows)) {
+      continue;
+    }
     check_narrower(c, width, out, what);
   }
   check_plan_and_counters(c, what);
@@ -288,6 +253,7 @@ int sanitize_shapes(int head_dim, Random& random) {
 void time_shape(int bs, int64_t context, int num_rows, const std::string& name, Random& random) {
   AttnShape shape{32, 8, 128, num_rows, Vec<int64_t>(bs, context)};
   const double bytes = double(bs) * double(context + num_rows) * double(shape.row_elements()) * 4;
+  const double flops = 4.0 * bs * double(context + num_rows) * num_rows * 32 * 128;
   constexpr double kCold = 3 * 63e6;  // three times the L2 of the largest GPU
   const int sets = std::max(2, static_cast<int>(std::ceil(kCold / bytes)));
   AttnCase c(shape, random, sets, false);
@@ -295,8 +261,9 @@ void time_shape(int bs, int64_t context, int num_rows, const std::string& name, 
   CUDA_OK(cudaDeviceSynchronize());
   const Times us =
       graph_times(std::max(20, sets), [&](int i, cudaStream_t s) { c.launch(i % sets, s); });
-  std::printf("%-28s %8.2f us (p10 %.2f p90 %.2f) %6.0f GB/s\n", name.c_str(), us.median, us.p10,
-              us.p90, bytes / us.median / 1e3);
+  std::printf("%-28s %8.2f us (p10 %.2f p90 %.2f) %6.0f GB/s %6.1f TFLOP/s  %s\n", name.c_str(),
+              us.median, us.p10, us.p90, bytes / us.median / 1e3, flops / us.median / 1e6,
+              class_name(class_of(shape, num_rows)));
 }
 
 int run(const Options& options) {
@@ -316,6 +283,16 @@ int run(const Options& options) {
   }
   groups.run("plan", [&](Random& random) { return check_plans(random, options.sanitize); });
   groups.run("tree_words", check_tree_words);
+  for (const int d : {128, 64, 256}) {
+    if (options.sanitize) break;
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+      for (const int w : {16, 32, 64}) {
+        groups.run("probe/" + std::string(kTypeNames[static_cast<int>(dtype)]) + "/d" +
+                       std::to_string(d) + "/w" + std::to_string(w),
+                   [&](Random& random) { return probe_steps(dtype, d, w, random); });
+      }
+    }
+  }
   for (const int d : {64, 128, 256}) {
     const std::string dim = "/d" + std::to_string(d);
     if (options.sanitize) {

@@ -29,6 +29,7 @@ namespace specfused::checks {
 enum Exit { kHolds = 0, kFailed = 1, kUsage = 2, kNoGpu = 3 };
 
 inline const char* program = "check";
+inline std::string doing;  // the case at hand, for the message of a failed CUDA call
 inline int failures = 0;
 
 __attribute__((format(printf, 2, 3))) [[noreturn]] inline void end(Exit status, const char* format,
@@ -56,7 +57,8 @@ __attribute__((format(printf, 2, 3))) inline void expect(bool holds, const char*
 
 inline void cuda_ok(int error, const char* call, const char* file, int line) {
   if (error == 0) return;
-  end(kFailed, "%s at %s:%d: %s.", call, file, line, smxx::error_string(error));
+  end(kFailed, "%s at %s:%d: %s%s%s.", call, file, line, smxx::error_string(error),
+      doing.empty() ? "" : ", in ", doing.c_str());
 }
 #define CUDA_OK(call) ::specfused::checks::cuda_ok((call), #call, __FILE__, __LINE__)
 

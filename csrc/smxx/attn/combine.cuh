@@ -200,8 +200,8 @@ __device__ __forceinline__ uint32_t shares_to_add_up(uint64_t seen, uint32_t min
   return shares;
 }
 
-// All threads, when all parts of the CTA are in the workspace. The barriers order all threads'
-// stores before the release of an arrival, and all threads' loads behind its acquire.
+// All threads of the math, when all parts of the CTA are in the workspace. The barriers order all
+// threads' stores before the release of an arrival, and all threads' loads behind its acquire.
 template <class Traits, class Rows, class Shared>
 __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& launch,
                                         Shared& shared, int row_tile) {
@@ -210,10 +210,10 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
   const int first_row = row_tile * Traits::kRowTile;
   const int rows = rows_of_tile<Traits>(launch, row_tile);
 
-  __syncthreads();
+  Traits::sync();
   // By a warp each, before anything waits.
   if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < 2) arrive(p, shared, threadIdx.x / 32, row_tile);
-  __syncthreads();
+  Traits::sync();
 
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
@@ -226,9 +226,9 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
     uint64_t seen = shared.seen[i];
     if (num_arrived(seen) != splits) {
       if (mine == 0) continue;
-      __syncthreads();  // all have read seen
+      Traits::sync();  // all have read seen
       if (threadIdx.x == 0) shared.seen[i] = wait_for_others(word, seen, splits, mine);
-      __syncthreads();
+      Traits::sync();
       seen = shared.seen[i];
       if (num_arrived(seen) != splits) continue;
     }

@@ -7,6 +7,11 @@
 #include "../device.cuh"
 #include "float32.cuh"
 
+namespace specfused::sm90 {  // sm90/attn/instantiations/*.cu
+template <class Element, int kHeadDim>
+int run_verify(const AttnParams& p, const AttnConfig& config, int device, void* stream);
+}  // namespace specfused::sm90
+
 namespace specfused::smxx {
 
 // instantiations/*.cu
@@ -70,8 +75,14 @@ int run_verify_attn(const AttnParams& p, void* stream) {
       select_attn(p.num_rows * (p.num_q_heads / p.num_kv_heads), p.head_dim, limits);
   if (config.row_tile == 0) return cudaErrorInvalidValue;
   return with_instantiation(p, [&](auto element, auto dim) {
-    return run_verify<typename decltype(element)::type, decltype(dim)::value>(p, config, device,
-                                                                              stream);
+    using Element = typename decltype(element)::type;
+    constexpr int kHeadDim = decltype(dim)::value;
+#ifdef SPECFUSED_SM90
+    if (config.kernel_class == KernelClass::kWgmma) {
+      return sm90::run_verify<Element, kHeadDim>(p, config, device, stream);
+    }
+#endif
+    return run_verify<Element, kHeadDim>(p, config, device, stream);
   });
 }
 

@@ -6,10 +6,8 @@
 // tile i - (stages - 1), so waiting for one group per tile covers both. One barrier per tile.
 #pragma once
 
-#include <atomic>
-
-#include "../device.cuh"
 #include "combine.cuh"
+#include "launch.cuh"
 
 namespace specfused::smxx {
 
@@ -55,7 +53,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       enter_segment(shared, at);
     }
     const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
-    load_slot_index(shared, at, ring_entry);
+    load_slot_index<Traits>(shared, at, ring_entry);
     if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
     advance(shared, at);
     keep_cursor(shared.index_at[warp], at);
@@ -146,35 +144,6 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     advance(shared, math_at);
   }
   combine<Traits, Rows>(p, launch, shared, row_tile);
-}
-
-// Host side of both modes.
-template <class Kernel>
-int launch_attention(Kernel kernel, std::atomic<int>* smem_set, const AttnParams& p,
-                     const AttnConfig& config, int device, int threads, void* stream) {
-  const cudaError_t error =
-      allow_smem(reinterpret_cast<const void*>(kernel), device, config.smem_bytes, smem_set);
-  if (error != cudaSuccess) return error;
-  // Row tiles of one plan entry are neighbours, so that they share KV in L2.
-  const dim3 grid(config.num_row_tiles, p.num_ctas);
-  AttnLaunch launch;
-  launch.stages = config.stages;
-  launch.group = p.num_q_heads / p.num_kv_heads;
-  launch.group_inverse = ceil_div(1 << 16, launch.group);
-  launch.rows = p.num_rows * launch.group;
-  launch.scale_log2 = p.sm_scale * 1.4426950408889634f;
-  // The launch overlaps the end of the one before it, see wait_for_previous_launch.
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t how{};
-  how.gridDim = grid;
-  how.blockDim = dim3(threads);
-  how.dynamicSmemBytes = config.smem_bytes;
-  how.stream = static_cast<cudaStream_t>(stream);
-  how.attrs = &overlap;
-  how.numAttrs = can_overlap_launches(device) ? 1 : 0;
-  return cudaLaunchKernelEx(&how, kernel, p, launch);
 }
 
 }  // namespace specfused::smxx

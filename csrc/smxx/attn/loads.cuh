@@ -24,13 +24,14 @@ struct DecodeRow {
 
 // Slots of one tile -> ring entry. A window column given by window_slots has 8 bytes, any other
 // position 4 of the table row; load_tile knows which. Positions behind the window are left alone.
-template <class Shared>
+template <class Traits, class Shared>
 __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at, int ring_entry) {
-  if (threadIdx.x >= kTile) return;
+  const uint32_t token = Traits::load_thread();
+  if (token >= kTile) return;
   const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
-  const int position = at.tile * kTile + threadIdx.x;
+  const int position = at.tile * kTile + token;
   if (position >= s.committed + s.width) return;
-  const uint32_t dst = ptx::smem_address(&shared.slot_index[ring_entry][threadIdx.x]);
+  const uint32_t dst = ptx::smem_address(&shared.slot_index[ring_entry][token]);
   if (position >= s.committed && s.window_slots != nullptr) {
     ptx::cp_async_8(dst, s.window_slots + (position - s.committed));
   } else {
@@ -45,21 +46,21 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, Shared& shared, c
                                           int ring_entry, uint32_t stage) {
   constexpr int kPasses = kTile / Traits::kRowsPerPass;
   const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
-  const int chunk = threadIdx.x % Traits::kChunks;
-  const int first_row = threadIdx.x / Traits::kChunks;
+  const int chunk = Traits::load_thread() % Traits::kChunks;
+  const int first_row = Traits::load_thread() / Traits::kChunks;
   const int64_t in_row = chunk * 8;
   const auto* k = static_cast<const typename Traits::Element*>(p.k_cache) +
                   s.kv_head * p.stride_k_head + in_row;
   const auto* v = static_cast<const typename Traits::Element*>(p.v_cache) +
                   s.kv_head * p.stride_v_head + in_row;
   const int64_t* index = &shared.slot_index[ring_entry][first_row];
-  const uint32_t dst = stage + swizzled_offset(first_row, chunk, Traits::kRowBytes);
+  const uint32_t dst = stage + Traits::kv_offset(first_row, chunk);
   auto copy = [&](int pass, int64_t slot, bool valid) {
     const int row = pass * Traits::kRowsPerPass;
     // The rows of a thread have one swizzle unless a pass has less than eight.
     const uint32_t to = Traits::kRowsPerPass % 8 == 0
-                            ? dst + row * Traits::kRowBytes
-                            : stage + swizzled_offset(first_row + row, chunk, Traits::kRowBytes);
+                            ? dst + row * Traits::kTileRowBytes
+                            : stage + Traits::kv_offset(first_row + row, chunk);
     ptx::cp_async_16(to, k + slot * p.stride_k_slot, valid);
     ptx::cp_async_16(to + Traits::kHalfStageBytes, v + slot * p.stride_v_slot, valid);
   };
@@ -111,7 +112,7 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
     const int64_t first = static_cast<int64_t>(s.request) * num_rows;
     const int kv_head = s.kv_head;
 #pragma unroll 2
-    for (int i = threadIdx.x; i < num_rows * Traits::kChunks; i += Traits::kThreads) {
+    for (int i = Traits::load_thread(); i < num_rows * Traits::kChunks; i += Traits::kLoadThreads) {
       const int64_t row = first + i / Traits::kChunks;
       const int in_row = i % Traits::kChunks * 8;
       const int64_t slot = p.out_cache_loc[row * p.stride_out_cache_loc];
@@ -129,7 +130,7 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
     }
   }
   // Not a warp that loads slot indices.
-  if (threadIdx.x / 32 == kTile / 32) {
+  if (Traits::load_thread() / 32 == kTile / 32) {
     TreeWord used = 0;
     for (int row = threadIdx.x % 32; row < num_rows; row += 32) {
       used |= Rows::word(p, s.request, row);
@@ -196,7 +197,7 @@ __device__ __forceinline__ void load_q_shared(const AttnParams& p, const AttnLau
     const RowPlace place = row_place<Rows>(p, launch, s, valid ? first_row + row : 0);
     const auto* from = static_cast<const typename Traits::Element*>(p.q) +
                        place.row * p.stride_q_row + place.head * p.stride_q_head + chunk * 8;
-    char* to = q + swizzled_offset(row, chunk, Traits::kRowBytes);
+    char* to = q + Traits::q_offset(row, chunk);
     if constexpr (Traits::kQByCopy) {
       ptx::cp_async_16(ptx::smem_address(to), from, valid);
     } else {

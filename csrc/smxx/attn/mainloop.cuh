@@ -65,7 +65,8 @@ struct WarpTile {
   static constexpr int kDimSteps = Traits::kHeadDim / 16;
   static constexpr int kTokenBlocks = Traits::kStepTokens / 16;
   static constexpr int kBlockBytes = 16 * Traits::kRowBytes;  // 16 tokens or rows
-  using Scores = float[kBlocks][Traits::kStepTokens / 8][4];
+  using BlockScores = float[Traits::kStepTokens / 8][4];
+  using Scores = BlockScores[kBlocks];
 
   // Per lane: where its row of each 8 x 8 matrix is. A chunk index 2 n enters by XOR: see swizzle.
   uint32_t k_offset;
@@ -139,64 +140,80 @@ struct WarpTile {
            every_8th_pair(static_cast<uint32_t>(columns >> 32)) << 8;
   }
 
-  static __device__ __forceinline__ void mask(uint32_t visible, int b, int h, Scores& s) {
+  static __device__ __forceinline__ void mask(uint32_t visible, int h, BlockScores& s) {
 #pragma unroll
     for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const bool keep = visible >> (2 * n + i) & 1;
-        s[b][n][2 * h + i] = keep ? s[b][n][2 * h + i] : -CUDART_INF_F;
+        s[n][2 * h + i] = keep ? s[n][2 * h + i] : -CUDART_INF_F;
       }
     }
   }
 
-  // Scores -> weights, in place; state to the new maximum.
+  // Scores of one row block -> weights, in place; max and sum of its rows to the new maximum. The
+  // factors are what it does to sums of before; changed: one of this lane's is not 1.
+  static __device__ __forceinline__ void weights_of(float scale, int b, BlockScores& s,
+                                                    RowState<Traits>& state, float (&rescale)[2],
+                                                    bool& changed) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float max = fmaxf(s[0][2 * h], s[0][2 * h + 1]);
+#pragma unroll
+      for (int n = 1; n < Traits::kStepTokens / 8; ++n) {
+        max = fmaxf(max, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+      }
+      max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
+      max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
+      const float before = state.max[b][h];
+      max = fmaxf(max, before);
+      const float exponent = exponent_of(max, scale);
+      rescale[h] = before == max ? 1.0f : ptx::exp2_approx(__fmaf_rn(before, scale, -exponent));
+      changed |= before != max;
+      float sum = __fmul_rn(state.sum[b][h], rescale[h]);
+#pragma unroll
+      for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
+#pragma unroll
+        for (int i = 2 * h; i < 2 * h + 2; ++i) {
+          s[n][i] = ptx::exp2_approx(__fmaf_rn(s[n][i], scale, -exponent));
+          sum = __fadd_rn(sum, s[n][i]);
+        }
+      }
+      state.max[b][h] = max;
+      state.sum[b][h] = sum;
+    }
+  }
+
+  static __device__ __forceinline__ void rescale_output(int b, const float (&rescale)[2],
+                                                        RowState<Traits>& state) {
+#pragma unroll
+    for (int n = 0; n < Traits::kHeadDim / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        state.o[b][n][i] = __fmul_rn(state.o[b][n][i], rescale[i / 2]);
+      }
+    }
+  }
+
+  // A factor of 1 changes nothing, so skipping it for all rows of the warp changes no row's bits.
   static __device__ __forceinline__ void softmax(float scale, Scores& s, RowState<Traits>& state) {
     float rescale[kBlocks][2];
     bool changed = false;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float max = fmaxf(s[b][0][2 * h], s[b][0][2 * h + 1]);
-#pragma unroll
-        for (int n = 1; n < Traits::kStepTokens / 8; ++n) {
-          max = fmaxf(max, fmaxf(s[b][n][2 * h], s[b][n][2 * h + 1]));
-        }
-        max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
-        max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
-        const float before = state.max[b][h];
-        max = fmaxf(max, before);
-        const float exponent = exponent_of(max, scale);
-        rescale[b][h] =
-            before == max ? 1.0f : ptx::exp2_approx(__fmaf_rn(before, scale, -exponent));
-        changed |= before != max;
-        float sum = __fmul_rn(state.sum[b][h], rescale[b][h]);
-#pragma unroll
-        for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
-#pragma unroll
-          for (int i = 2 * h; i < 2 * h + 2; ++i) {
-            s[b][n][i] = ptx::exp2_approx(__fmaf_rn(s[b][n][i], scale, -exponent));
-            sum = __fadd_rn(sum, s[b][n][i]);
-          }
-        }
-        state.max[b][h] = max;
-        state.sum[b][h] = sum;
-      }
-    }
-    // A factor of 1 changes nothing, so skipping it for all rows of the warp changes no row's bits.
+    for (int b = 0; b < kBlocks; ++b) weights_of(scale, b, s[b], state, rescale[b], changed);
     if (__any_sync(~0u, changed)) {
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-        for (int n = 0; n < Traits::kHeadDim / 8; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            state.o[b][n][i] = __fmul_rn(state.o[b][n][i], rescale[b][i / 2]);
-          }
-        }
-      }
+      for (int b = 0; b < kBlocks; ++b) rescale_output(b, rescale[b], state);
     }
+  }
+
+  // Weights of the n-th 16 tokens of one row block as an A fragment.
+  static __device__ __forceinline__ void pack_weights(const BlockScores& p, int n,
+                                                      uint32_t (&a)[4]) {
+    a[0] = Op::pack(p[2 * n][0], p[2 * n][1]);
+    a[1] = Op::pack(p[2 * n][2], p[2 * n][3]);
+    a[2] = Op::pack(p[2 * n + 1][0], p[2 * n + 1][1]);
+    a[3] = Op::pack(p[2 * n + 1][2], p[2 * n + 1][3]);
   }
 
   __device__ __forceinline__ void weigh_values(uint32_t stage, const Scores& p,
@@ -206,12 +223,7 @@ struct WarpTile {
     for (int n = 0; n < kTokenBlocks; ++n) {
       uint32_t a[kBlocks][4];
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) {
-        a[b][0] = Op::pack(p[b][2 * n][0], p[b][2 * n][1]);
-        a[b][1] = Op::pack(p[b][2 * n][2], p[b][2 * n][3]);
-        a[b][2] = Op::pack(p[b][2 * n + 1][0], p[b][2 * n + 1][1]);
-        a[b][3] = Op::pack(p[b][2 * n + 1][2], p[b][2 * n + 1][3]);
-      }
+      for (int b = 0; b < kBlocks; ++b) pack_weights(p[b], n, a[b]);
 #pragma unroll
       for (int d = 0; d < kDimSteps; ++d) {
         uint32_t v[4];
@@ -259,7 +271,7 @@ struct WarpTile {
       if (masked) {
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
-          mask(early.visible[i / 2] >> (16 * (i % 2) + step / 4), i / 2, i % 2, s);
+          mask(early.visible[i / 2] >> (16 * (i % 2) + step / 4), i % 2, s[i / 2]);
         }
       }
       softmax(launch.scale_log2, s, state);

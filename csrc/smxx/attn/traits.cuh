@@ -61,6 +61,12 @@ static_assert(2 * (kAttnMaxStages - 1) <= kSegmentBatch, "a live entry would be 
 // Slot indices of the tiles between the index cursor and the load cursor.
 constexpr int kIndexRing = kAttnMaxStages;
 
+// Swizzle: 16-byte chunk c of row r is at chunk c ^ (r % 8), so that eight rows of one chunk, which
+// ldmatrix reads at once, and eight chunks of one row, which cp.async writes, hit all 32 banks.
+SPECFUSED_HD constexpr uint32_t swizzled_offset(int row, int chunk, int row_bytes) {
+  return static_cast<uint32_t>(row * row_bytes + ((chunk ^ (row & 7)) << 4));
+}
+
 template <class Element_, int kHeadDim_, int kRowTile_>
 struct AttnTraits {
   using Element = Element_;
@@ -84,7 +90,8 @@ struct AttnTraits {
 
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kChunks = kRowBytes / 16;  // of one K or V row
-  static constexpr int kRowsPerPass = kThreads / kChunks;
+  static constexpr int kLoadThreads = kThreads;   // every warp loads
+  static constexpr int kRowsPerPass = kLoadThreads / kChunks;
   static constexpr int kHalfStageBytes = kTile * kRowBytes;
   static constexpr int kStageBytes = 2 * kHalfStageBytes;  // K, then V
 
@@ -96,6 +103,17 @@ struct AttnTraits {
   static_assert(kTile % kRowsPerPass == 0);
   // The merge of the token groups of 16 rows reuses the stage that was read last.
   static_assert(kTokenGroups * 16 * kHeadDim * 4 <= kStageBytes);
+
+  // Where 16-byte chunks of a row are in a half stage and in Q.
+  static constexpr int kTileRowBytes = kRowBytes;
+  static SPECFUSED_HD constexpr uint32_t kv_offset(int row, int chunk) {
+    return swizzled_offset(row, chunk, kRowBytes);
+  }
+  static SPECFUSED_HD constexpr uint32_t q_offset(int row, int chunk) {
+    return swizzled_offset(row, chunk, kRowBytes);
+  }
+  static __device__ __forceinline__ uint32_t load_thread() { return threadIdx.x; }
+  static __device__ __forceinline__ void sync() { __syncthreads(); }
 };
 
 // What the host derives once per launch.
@@ -108,7 +126,7 @@ struct AttnLaunch {
 };
 
 // Step row of a packed row: packed_row / group. Exact for packed_row * group < 65536 with the
-// inverse rounded up, and there are at most 1024 + 127 packed rows in groups of at most 16.
+// inverse rounded up, and there are at most 1024 + 255 packed rows in groups of at most 16.
 __device__ __forceinline__ int row_of(const AttnLaunch& launch, int packed_row) {
   return packed_row * launch.group_inverse >> 16;
 }
@@ -142,11 +160,5 @@ struct SharedFront {
   SegmentEntry pending[2];  // num_splits 0: none
   uint64_t seen[2];         // its word on arrival; 0: not arrived
 };
-
-// Swizzle: 16-byte chunk c of row r is at chunk c ^ (r % 8), so that eight rows of one chunk, which
-// ldmatrix reads at once, and eight chunks of one row, which cp.async writes, hit all 32 banks.
-SPECFUSED_HD constexpr uint32_t swizzled_offset(int row, int chunk, int row_bytes) {
-  return static_cast<uint32_t>(row * row_bytes + ((chunk ^ (row & 7)) << 4));
-}
 
 }  // namespace specfused::smxx
