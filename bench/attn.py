@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention cases: inputs, an fp32 reference of sampled rows, and our implementation."""
 
+import contextlib
 import math
 import random
 from dataclasses import dataclass
@@ -202,6 +203,40 @@ class SpecFused:
         else:
             specfused.ops.verify_attn(*where, data.words, s.out, **shared)
         return s.out
+
+
+class SpecFusedNoPdl(SpecFused):
+    """The same, each launch after the end of the one in front of it."""
+
+    name = "specfused-nopdl"
+
+    def available(self, device: torch.device) -> str | None:
+        return super().available(device) or no_overlap(device)
+
+    def launch(self, i: int) -> torch.Tensor:
+        with launches_apart():
+            return super().launch(i)
+
+
+def no_overlap(device: torch.device) -> str | None:
+    """Why launches do not overlap on this device anyway."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9:
+        return None
+    return "programmatic dependent launch needs sm_90"
+
+
+@contextlib.contextmanager
+def launches_apart():
+    """Without programmatic dependent launch, while launches are made or captured."""
+    set_overlap(False)
+    try:
+        yield
+    finally:
+        set_overlap(True)
+
+
+def set_overlap(on: bool):
+    torch.ops.specfused.bench_overlap(on)
 
 
 def make_plan_tensor(bs: int, ctas: int, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 import specfused
-from bench.attn import DTYPES
+from bench.attn import DTYPES, launches_apart, no_overlap
 from bench.cases import ELEMENT_BYTES, CommitCase
 from bench.timing import Harness
 
@@ -253,6 +253,19 @@ class SpecFusedCommit:
             coins_final=s.coins_final,
         )
         return {"accept_index": s.accept_index, **s.outputs}
+
+
+class SpecFusedCommitNoPdl(SpecFusedCommit):
+    """The same, each launch after the end of the one in front of it."""
+
+    name = "specfused-nopdl"
+
+    def available(self, device: torch.device) -> str | None:
+        return super().available(device) or no_overlap(device)
+
+    def launch(self, i: int) -> dict[str, torch.Tensor]:
+        with launches_apart():
+            return super().launch(i)
 
 
 def count_launches(launch) -> int | None:

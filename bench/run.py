@@ -15,7 +15,10 @@ from bench import attn, cases, commit, peers_attn, peers_commit, plot  # noqa: E
 from bench.report import OURS, Report, make_meta  # noqa: E402
 from bench.timing import Harness, Yardsticks  # noqa: E402
 
-PEER_NAMES = {c.name for c in (*peers_attn.PEERS, *peers_commit.PEERS)}
+ATTN_PEERS = (attn.SpecFusedNoPdl, *peers_attn.PEERS)
+COMMIT_PEERS = (commit.SpecFusedCommitNoPdl, *peers_commit.PEERS)
+PEER_NAMES = {c.name for c in (*ATTN_PEERS, *COMMIT_PEERS)}
+NO_PDL = attn.SpecFusedNoPdl.name
 SERVING = ("serve", "load", "rescore", "steps", "flips")  # whole engines, see bench/serve
 QUICK_SECONDS = 45.0  # no new case of the quick suite starts after this
 
@@ -58,8 +61,8 @@ class Runner:
         self.report = Report(make_meta(self.device, argv, self.harness, self.yard), args.json)
         self.report.header()
         wanted = self._wanted(args.peers, quick)
-        self.attn_classes = self._available((attn.SpecFused, *peers_attn.PEERS), wanted)
-        self.commit_classes = self._available((commit.SpecFusedCommit, *peers_commit.PEERS), wanted)
+        self.attn_classes = self._available((attn.SpecFused, *ATTN_PEERS), wanted)
+        self.commit_classes = self._available((commit.SpecFusedCommit, *COMMIT_PEERS), wanted)
 
     def _wanted(self, text: str | None, quick: bool) -> set[str]:
         if text == "none":
@@ -73,8 +76,8 @@ class Runner:
                 "flashinfer: not compiled here yet, so not in the quick suite "
                 "(--peers all compiles it, about a minute)"
             )
-            return {n for n in PEER_NAMES if not n.startswith("flashinfer")}
-        return PEER_NAMES
+            return {n for n in PEER_NAMES - {NO_PDL} if not n.startswith("flashinfer")}
+        return PEER_NAMES - {NO_PDL} if quick else PEER_NAMES
 
     def _available(self, classes, wanted: set[str]) -> list:
         """Classes that can run here; each case makes its own objects, freed with the case."""

@@ -3,6 +3,7 @@
 
 import json
 import random
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +22,24 @@ def result(**times: tuple[float, float, float]) -> dict:
         for impl, (p10, us, p90) in times.items()
     }
     return {"meta": meta, "cases": found}
+
+
+def test_launches_without_overlap_are_a_peer_of_our_own():
+    impls = (attn.SpecFusedNoPdl(), commit.SpecFusedCommitNoPdl())
+    assert {i.name for i in impls} == {"specfused-nopdl"}
+    for impl in impls:
+        reason = impl.available(torch.device("cpu"))
+        assert reason == "programmatic dependent launch needs sm_90"
+    calls = []
+    with (
+        mock.patch.object(attn, "set_overlap", calls.append),
+        pytest.raises(ZeroDivisionError),
+        attn.launches_apart(),
+    ):
+        assert calls == [False]
+        raise ZeroDivisionError
+    assert calls == [False, True]
+    attn.set_overlap(True)  # as it is
 
 
 def test_slower_beyond_the_spread_is_a_regression():

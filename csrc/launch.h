@@ -44,6 +44,9 @@ int run_bench_empty(void* stream);
 int attn_kernel_class(int rows_per_kv_head, int head_dim, int* kernel_class);
 // CTAs of a plan on the current device; depends on nothing else, so one plan serves every step.
 int attn_num_ctas(int head_dim, int* num_ctas);
+// Whether a launch may start while the one in front of it ends, on devices that can (sm_90 on). On
+// unless the bench turns it off; the results are the same.
+void set_launch_overlap(bool on);
 const char* error_string(int error);
 }  // namespace smxx
 

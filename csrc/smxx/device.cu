@@ -22,6 +22,8 @@ int attn_kernel_class(int rows_per_kv_head, int head_dim, int* kernel_class) {
   return cudaSuccess;
 }
 
+void set_launch_overlap(bool on) { overlap_wanted.store(on, std::memory_order_relaxed); }
+
 const char* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 }  // namespace specfused::smxx

@@ -59,8 +59,12 @@ inline cudaError_t current_device_limits(int* device, AttnDevice* limits) {
   return cudaSuccess;
 }
 
-// Does the device know programmatic dependent launch (sm_90 on)?
+// False: the bench measures what programmatic dependent launch is worth.
+inline std::atomic<bool> overlap_wanted{true};
+
+// Does the device know programmatic dependent launch (sm_90 on), and is it wanted?
 inline bool can_overlap_launches(int device) {
+  if (!overlap_wanted.load(std::memory_order_relaxed)) return false;
   static std::atomic<int> known[kMaxDevices];  // 0: not asked yet, 1: no, 2: yes
   int answer = known[device].load(std::memory_order_relaxed);
   if (answer == 0) {

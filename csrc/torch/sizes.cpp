@@ -68,6 +68,14 @@ int64_t commit_workspace_bytes_op(int64_t bs, int64_t num_draft_tokens, int64_t 
   return commit_workspace_bytes(bs, num_draft_tokens, vocab);
 }
 
+void bench_overlap_op(bool on) {
+#ifdef SPECFUSED_HAS_CUDA
+  smxx::set_launch_overlap(on);
+#else
+  static_cast<void>(on);  // nothing is launched
+#endif
+}
+
 // "version;nvcc;folder:arch;folder:arch...": no nvcc and no archs in a CPU-only build.
 std::string build_info_op() {
   return std::string(version()) + ";" + cuda_compiler() + ";" + built_archs();
@@ -81,5 +89,6 @@ STABLE_TORCH_LIBRARY_IMPL(specfused, CompositeExplicitAutograd, m) {
   m.impl("attn_num_ctas", TORCH_BOX(&specfused::ops::attn_num_ctas_op));
   m.impl("attn_workspace_bytes", TORCH_BOX(&specfused::ops::attn_workspace_bytes_op));
   m.impl("commit_workspace_bytes", TORCH_BOX(&specfused::ops::commit_workspace_bytes_op));
+  m.impl("bench_overlap", TORCH_BOX(&specfused::ops::bench_overlap_op));
   m.impl("build_info", TORCH_BOX(&specfused::ops::build_info_op));
 }

@@ -4,6 +4,8 @@
 
 #include <cuda_runtime.h>
 
+#include "../device.cuh"
+
 namespace specfused::smxx {
 
 // Every CTA of the kernel must call ptx::wait_for_previous_grid() before it reads what the launch
@@ -13,10 +15,7 @@ template <class... Params, class... Args>
 cudaError_t launch_early(void (*kernel)(Params...), unsigned grid, unsigned threads,
                          cudaStream_t stream, const Args&... args) {
   int device;
-  int major;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  const cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -26,7 +25,7 @@ cudaError_t launch_early(void (*kernel)(Params...), unsigned grid, unsigned thre
   config.blockDim = threads;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
+  config.numAttrs = can_overlap_launches(device) ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, Params(args)...);
 }
 
