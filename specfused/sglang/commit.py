@@ -142,8 +142,9 @@ class Verifier:
         )
         sampling_info = batch.sampling_info
         made_up = SIMULATE_ACC_LEN > 0 and not SIMULATED
-        if made_up or (self.tp_size > 1 and not sampling_info.is_all_greedy):
-            # A path of SGLang's making, or drawn by rank 0 for all ranks.
+        if made_up or (self.tp_size > 1 and compat.cuts_distribution(sampling_info)):
+            # A path of SGLang's making, or drawn by rank 0 for all ranks: the kernels that cut off
+            # a distribution do not promise equal bits.
             decision = eagle_sample(verify_input, batch, logits_output, grammar_mask)
             self._take(done, batch, logits_output, width, *decision)
             return done
@@ -160,6 +161,8 @@ class Verifier:
         choice = {"logits": logits}
         if not sampling_info.is_all_greedy:
             choice = compat.sampling_inputs(verify_input, batch, logits)
+            if self.tp_size > 1:  # all ranks have the same logits, and so decide alike
+                choice |= _coins_of_first_rank(choice["coins"], choice["coins_final"])
         moves = {}
         if self.kv_table is not None and width > 1:
             ptrs, row_bytes, num_slots = self.kv_table
@@ -259,6 +262,13 @@ def adjust_logits(logits, sampling_info, width, grammar_mask) -> None:
         logits.add_(sampling_info.logit_bias.repeat_interleave(width, dim=0))
     if grammar_mask is not None:
         grammar_mask.apply(logits)
+
+
+def _coins_of_first_rank(coins, coins_final) -> dict:
+    """Rank 0's coins on every rank, as arguments of `ops.commit`: [bs, W] and [bs]."""
+    both = torch.cat([coins, coins_final[:, None]], dim=1)
+    compat.tp_group().broadcast(both, src=0)
+    return {"coins": both[:, :-1].contiguous(), "coins_final": both[:, -1].contiguous()}
 
 
 def _empty(bs: int, width: int, depth: int, device) -> Committed:

@@ -322,7 +322,7 @@ def sampling_inputs(verify_input, batch, logits) -> dict:
         "threshold_acc": spec.speculative_accept_threshold_acc,
     }
     temperatures = info.temperatures.view(-1).float()
-    if not (info.need_top_k_sampling or info.need_top_p_sampling):
+    if not cuts_distribution(info):
         return {"logits": logits, "temperatures": temperatures, **inputs}
     scaled = logits.float() / temperatures.repeat_interleave(width)[:, None]
     probs = torch.softmax(scaled, dim=-1)
@@ -332,6 +332,12 @@ def sampling_inputs(verify_input, batch, logits) -> dict:
     if info.need_top_p_sampling:
         probs = top_p(probs, info.top_ps.repeat_interleave(width))
     return {"target_probs": probs, **inputs}
+
+
+def cuts_distribution(sampling_info) -> bool:
+    """Whether a request of the batch samples by top-k or top-p."""
+    sampled = not sampling_info.is_all_greedy
+    return sampled and (sampling_info.need_top_k_sampling or sampling_info.need_top_p_sampling)
 
 
 def _renorm_functions():

@@ -174,7 +174,8 @@ class Coins:
         wrap("sglang.srt.speculative.eagle_utils:_verify_coins", self)
 
 
-def test_sampling_goes_by_rank_0(models, plain, tmp_path):
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 50}], ids=["by commit", "by rank 0"])
+def test_sampling_goes_by_the_coins_of_rank_0(sampling, models, plain, tmp_path):
     """Ranks with coins of their own emit what a single rank would have."""
     log = RankLog(tmp_path)
 
@@ -182,7 +183,7 @@ def test_sampling_goes_by_rank_0(models, plain, tmp_path):
         log.install()
         Coins().install()
 
-    options = {"temperature": 1.0, "sampling": {"top_k": 50}}
+    options = {"temperature": 1.0, "sampling": sampling}
     two = run(models, TREE, FLIPS, env={**ENV, **SAMPLING}, prepare=prepare, tp_size=2, **options)[
         0
     ]
@@ -191,6 +192,7 @@ def test_sampling_goes_by_rank_0(models, plain, tmp_path):
     assert {width for width, _ in first} == {1, TREE.num_draft_tokens}
     one = run(models, TREE, FLIPS, env=SAMPLING, prepare=Coins().install, **options)[0]
     assert two.tokens == one.tokens != plain.tokens
+    assert (two.ops["commit"] > one.ops["commit"]) == (not sampling)  # each rank's, or SGLang's
 
 
 def test_sampling_by_each_rank_is_noticed(models, capfd):
