@@ -74,15 +74,18 @@ def report(worker) -> None:
     settings = compat.settings()
     ring, modes = worker.ring, worker.modes
     rows = worker.req_to_token_pool.req_to_token.shape[0]
+    kv = features.kv_buffers(worker.target_worker.model_runner)
+    per_token = sum(buffer.nbytes / buffer.shape[0] for buffer in kv)
     logger.info(
         "specfused worker: %s; ring of %d tokens for %d requests, %.1f MB; off graphs %.1f s and "
-        "%.1f MB; %d KV slots in reserve per running request",
+        "%.1f MB; together as much as %d KV tokens; %d KV slots in reserve per running request",
         worker.switch.describe(),
         ring.size,
         rows,
         ring.nbytes / 1e6,
         modes.seconds,
         modes.graph_bytes / 1e6,
+        (ring.nbytes + max(modes.graph_bytes, 0)) / per_token,
         compat.slots_in_reserve(),
     )
     if settings.get("max_running_requests") == _SGLANG_DEFAULT_REQUESTS:
