@@ -195,16 +195,20 @@ class Verifier:
         return done
 
     def _simulated_tree(self, draft_tokens, depth: int) -> dict:
-        """SGLANG_SIMULATE_ACC_LEN: nodes 0, 1, 2 .. of the length drawn, all one token.
+        """SGLANG_SIMULATE_ACC_LEN: a path of the length drawn, all one token.
 
-        The target's likeliest token is made that token, too. So what the step does and costs is
-        what it is without simulation.
+        The target's likeliest token is made that token, too. So the step does what it does without
+        simulation. A tree's path takes its last nodes: all that is accepted moves, as SGLang
+        moves it.
         """
         length = compat.simulated_accept_len(depth)
+        width = draft_tokens.shape[1]
         key = (*draft_tokens.shape, length)
         if key not in self._simulated:
-            links = torch.arange(1, draft_tokens.shape[1] + 1)
-            links[length - 1 :] = -1
+            others = range(1, length) if self.topk == 1 else range(width - length + 1, width)
+            path = [0, *others]
+            links = torch.full((width,), -1)
+            links[path[:-1]] = torch.tensor(path[1:], dtype=links.dtype)
             self._simulated[key] = {
                 "draft_tokens": torch.full_like(draft_tokens, SIMULATED_TOKEN),
                 "retrieve_next_token": links.to(draft_tokens).expand_as(draft_tokens).contiguous(),

@@ -11,8 +11,9 @@ import types
 import pytest
 import torch
 
+from specfused import ops
 from specfused.policy import Mode, Schedule
-from specfused.sglang import catch_up, compat, features, limits, report, ring, switch
+from specfused.sglang import catch_up, commit, compat, features, limits, report, ring, switch
 
 
 def test_schedule_of_a_catch_up():
@@ -185,6 +186,35 @@ def test_ranks_share_times_and_notice_a_difference(tmp_path):
     for shared, said in both:
         assert shared == [((Mode.ON, 4, 100.5), 0.001), ((Mode.OFF, 8, 7.0), 0.5)]
         assert said.startswith("specfused: the policy must be in one state on all ranks, got [")
+
+
+@pytest.mark.parametrize(
+    ("topk", "length", "path"), [(4, 3, [0, 6, 7]), (4, 1, [0]), (1, 3, [0, 1, 2])]
+)
+def test_simulated_acceptance_moves_what_it_accepts(topk, length, path, monkeypatch):
+    """A tree's nodes that are in place already would make its commit cheaper than a real one."""
+    monkeypatch.setattr(compat, "simulated_accept_len", lambda most: min(length, most))
+    verifier = commit.Verifier.__new__(commit.Verifier)
+    verifier.topk, verifier._simulated = topk, {}
+    bs, width, depth = 2, 8, 4
+    tree = verifier._simulated_tree(torch.zeros((bs, width), dtype=torch.int64), depth)
+    done = commit._empty(bs, width, depth, "cpu")
+    ops.commit(
+        tree.pop("draft_tokens"),
+        torch.tensor([5, 9]),
+        done.accept_index,
+        done.num_correct_drafts,
+        done.accept_lens,
+        done.accept_tokens,
+        done.bonus_tokens,
+        done.new_seq_lens,
+        targets=torch.full((bs, width), commit.SIMULATED_TOKEN),
+        **tree,
+    )
+    assert done.accept_lens.tolist() == [length] * bs
+    first, second = done.accept_index[:, :length].tolist()
+    assert first == path and second == [width + node for node in path]
+    assert done.accept_tokens[:, :length].unique().tolist() == [commit.SIMULATED_TOKEN]
 
 
 def test_ring_size_is_checked(monkeypatch):
