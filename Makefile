@@ -60,11 +60,9 @@ check-programs:
 
 sanitize: check-programs
 	for tool in memcheck racecheck initcheck synccheck; do \
-	  for check in attn_check commit_check; do \
-	    for wgmma in 0 1; do \
-	      SPECFUSED_WGMMA=$$wgmma $(COMPUTE_SANITIZER) --tool $$tool --error-exitcode 1 \
-	        build/checks/$$check --sanitize || exit 1; \
-	    done; \
+	  for check in SPECFUSED_WGMMA=0/attn_check SPECFUSED_WGMMA=1/attn_check /commit_check; do \
+	    env $${check%/*} $(COMPUTE_SANITIZER) --tool $$tool --error-exitcode 1 \
+	      build/checks/$${check#*/} --sanitize || exit 1; \
 	  done; \
 	done
 

@@ -60,6 +60,7 @@ class Point:
             "seconds": seconds - first,
             "tokens": tokens,
             "steps": sum(steps) / len(steps),
+            "longest": max(steps),  # of the request with most, so all that the seconds hold
             "alone": sum(alone) / sum(steps),  # share of steps that emitted one token
         }
 

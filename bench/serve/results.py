@@ -5,8 +5,10 @@ import json
 import statistics
 from pathlib import Path
 
+from bench.report import PACKAGES
 from bench.serve.setups import Setup
 
+BUILD = ("gpu", "torch", "cuda", "commit", "dirty", *PACKAGES)
 LOAD = ("phases", "phase_seconds", "tokens_out", "prompts", "stream_interval")  # of --suite load
 
 
@@ -45,9 +47,9 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
 
 
 def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
-    """Cases and anchors of a results file, if it is of the same code, machine and model."""
+    """Cases and anchors of a results file, if it is of the same code, packages, GPU and model."""
     found = json.loads(path.read_text())
-    same = ("gpu", "commit", "dirty", "model", "tokens_in", "acceptance", *LOAD)
+    same = (*BUILD, "model", "tokens_in", "acceptance", *LOAD)
     if (
         meta["commit"] is None
         or meta["dirty"]

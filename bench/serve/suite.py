@@ -165,6 +165,8 @@ class Suite:
         path = self.args.json
         if self.args.resume and path and Path(path).is_file():
             self.cases, self.anchors = earlier_cases(Path(path), self.meta)
+            if self.anchors:
+                self.meta["anchor_ms"] = self.anchors
             self.line(f"{len(self.cases)} cases of {path} are kept")
 
     def case_id(self, bs: int) -> str:

@@ -142,8 +142,22 @@ def test_resuming_needs_the_same_code(tmp_path):
     path.write_text(json.dumps({"meta": {**meta, "anchor_ms": [5.0]}, "cases": [{"id": "x"}]}))
     assert earlier_cases(path, meta) == ([{"id": "x"}], [5.0])
     for name, other in (("commit", "def"), ("dirty", True), ("tokens_in", 65), ("gpu", None),
-                        ("acceptance", "simulated")):  # fmt: skip
+                        ("acceptance", "simulated"), ("sglang", "0.5.23"),
+                        ("torch", "2.12.0")):  # fmt: skip
         assert earlier_cases(path, {**meta, name: other}) == ([], [])
+
+
+def test_a_resumed_run_keeps_the_anchors(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    argv = ["--device=cpu", "--setups=specfused-plain", f"--json={tmp_path / 'r.json'}", "--resume"]
+    suite = Suite(arguments.parse(argv), "test")
+    suite.meta |= {"commit": "abc", "dirty": False}
+    suite.anchors = suite.meta["anchor_ms"] = [5.0]
+    suite.write()
+    again = Suite(arguments.parse(argv), "test")
+    again.meta |= {"commit": "abc", "dirty": False}
+    again.resume()
+    assert again.meta["anchor_ms"] == [5.0]
 
 
 def test_prompts_fit_into_the_pool(tmp_path):

@@ -233,9 +233,13 @@ class Child:
     def __init__(self, name: str, model, acceptance: str):
         self.setup = setup(name, model, True, acceptance)
         self.alive, self.point = True, child.Point(Engine(), 2, 8, 256)
+        self.measured = 0
 
     def measure(self, bs, n_in, n_out):
-        return {"seconds": 0.25, "steps": 100, "tokens": 500, "alone": 0.0}
+        """The first time is slow; the requests need 100 steps on average, one 125."""
+        self.measured += 1
+        seconds = 0.25 if self.measured > 1 else 2.0
+        return {"seconds": seconds, "steps": 100, "longest": 125, "tokens": 500, "alone": 0.0}
 
     def profile(self, bs, n_in, folder, activities):
         folder.mkdir(parents=True)
@@ -264,12 +268,12 @@ def test_the_suite_of_steps(tmp_path, monkeypatch):
     text = (tmp_path / "r.json").read_text()
     first, second = json.loads(text)["cases"]
     assert (first["id"], first["impl"]) == ("steps/c2", "specfused-chain-on")
-    assert second["impl"] == "sglang-chain-triton" and second["ms_per_step"] == 2.5
+    assert second["impl"] == "sglang-chain-triton" and second["ms_per_step"] == 2.0
     assert first["steps"] == 5 and first["after_target"] == 3 and not first["simulated"]
     assert '[ "graph of 4", 7, 0.0, 315.0 ]' in text
     assert list((tmp_path / "logs" / "specfused-chain-on-c2").glob("*.gz"))
     line = trace.describe(first)
-    assert "1.00 ms/step profiled (2.50 without)" in line and "calls 2+2+1 and 2 graphs" in line
+    assert "1.00 ms/step profiled (2.00 without)" in line and "calls 2+2+1 and 2 graphs" in line
     assert run.has("specfused-chain-on", 2) and not run.has("specfused-chain-on", 4)
 
 
