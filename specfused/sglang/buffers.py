@@ -56,7 +56,10 @@ class StepBuffers:
 
     def _make(self, num_rows: int):
         q_heads, kv_heads, head_dim = self._heads
-        index = self.device.index or 0
+        # "cuda" is the rank's own; asking device 0 would make a context there.
+        index = self.device.index
+        if index is None:
+            index = torch.cuda.current_device()
         num_ctas = ops.attn_num_ctas(index, head_dim)
         size = ops.attn_workspace_bytes(num_ctas, num_rows * q_heads // kv_heads, head_dim)
         plan = torch.zeros(

@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plugin's own decisions: versions, refused features, prefill choice, draft trees, hooks."""
 
+import contextlib
 import types
 
 import pytest
 import torch
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
-from specfused.sglang import compat, draft, features, plugin, prefill
+from specfused import ops
+from specfused.sglang import buffers, compat, draft, features, plugin, prefill
+
+
+def test_buffers_ask_the_device_of_the_rank(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(ops, "attn_num_ctas", lambda *args: asked.append(args) or 1)
+    for device in ("cuda", "cuda:1"):
+        step = buffers.StepBuffers.__new__(buffers.StepBuffers)
+        step.device, step._heads, step.max_bs = torch.device(device), (8, 2, 64), 4
+        with contextlib.suppress(Exception):  # no GPU to allocate on
+            step._make(4)
+    assert asked == [(3, 64), (1, 64)]
 
 
 @pytest.mark.parametrize("version", ["0.5.17", "0.5.23", "0.5.17+local"])
