@@ -46,11 +46,12 @@ def test_scales_of_one_are_no_feature(op, device):
 
 def test_no_cuda_kernels():
     if ops.build_info()["archs"]:
-        with pytest.raises(RuntimeError) as error:
-            ops.attn_num_ctas(1000, 64)
-        assert str(error.value) == (
-            "attn_num_ctas: device_index must name a CUDA device of this machine, got 1000"
-        )
+        for index in (1000, 256, 1 << 32, -1):
+            with pytest.raises(RuntimeError) as error:
+                ops.attn_num_ctas(index, 64)
+            assert str(error.value) == (
+                f"attn_num_ctas: device_index must name a CUDA device of this machine, got {index}"
+            )
         return
     with pytest.raises(RuntimeError) as error:
         ops.attn_num_ctas(3, 64)

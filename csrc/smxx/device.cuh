@@ -65,6 +65,7 @@ inline std::atomic<bool> overlap_wanted{true};
 // Does the device know programmatic dependent launch (sm_90 on), and is it wanted?
 inline bool can_overlap_launches(int device) {
   if (!overlap_wanted.load(std::memory_order_relaxed)) return false;
+  if (device >= kMaxDevices) return false;
   static std::atomic<int> known[kMaxDevices];  // 0: not asked yet, 1: no, 2: yes
   int answer = known[device].load(std::memory_order_relaxed);
   if (answer == 0) {

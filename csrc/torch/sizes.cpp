@@ -3,6 +3,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "../kv_window.h"
@@ -35,9 +36,11 @@ int64_t attn_num_ctas_op(int64_t device_index, int64_t head_dim) {
     fail("attn_num_ctas: head_dim must be 64, 128 or 256, got ", head_dim);
   }
   int num_ctas = 0;
-  // Not torch's own class: its message goes through iostreams, see checks.h.
+  // Not torch's own class: its message goes through iostreams, see checks.h. For torch an index has
+  // 8 bits, and -1 is the current device.
   DeviceGuardHandle handle = nullptr;
-  if (aoti_torch_create_device_guard(static_cast<int32_t>(device_index), &handle) != 0) {
+  if (device_index < 0 || device_index > INT8_MAX ||
+      aoti_torch_create_device_guard(static_cast<int32_t>(device_index), &handle) != 0) {
     fail("attn_num_ctas: device_index must name a CUDA device of this machine, got ", device_index);
   }
   const std::unique_ptr<DeviceGuardOpaque, decltype(&aoti_torch_delete_device_guard)> guard(

@@ -268,6 +268,10 @@ void time_shape(int bs, int64_t context, int num_rows, const std::string& name, 
 
 int run(const Options& options) {
   Groups groups(options, options.limit(options.bench ? 60 : 240));
+  if (!options.list) {
+    const AttnShape wide{4, 1, 128, kMaxWindow, {1}};
+    std::printf("%s: class of wide steps: %s\n", program, class_name(class_of(wide, kMaxWindow)));
+  }
   if (options.bench) {
     const std::pair<int, int64_t> shapes[] = {{1, 1024},  {1, 8192},  {1, 65536},
                                               {16, 8192}, {64, 4096}, {128, 1024}};
