@@ -36,7 +36,7 @@ ENGINE_ARGS = {
     "context_length": 512,
     "max_total_tokens": 16384,
     "max_running_requests": 8,
-    "mem_fraction_static": 0.3,
+    "mem_fraction_static": 0.8,  # the pool is bounded above; others may use memory meanwhile
     "random_seed": 0,
     "log_level": "error",
 }
