@@ -17,14 +17,7 @@ from test_kernel_checks import find_nvcc
 ROOT = Path(__file__).resolve().parents[1]
 EMULATOR = ROOT / "tests/emulation"
 COMMON = ("attention", "copies", "fibers", "launch", "tensor")
-FLAGS = (
-    "-std=c++17",
-    "-O1",
-    "-Wall",
-    "-Werror",
-    "-Wno-unknown-pragmas",
-    "-Wno-maybe-uninitialized",
-)
+FLAGS = ("-std=c++17", "-Wall", "-Werror", "-Wno-unknown-pragmas")
 
 BF16, FP16 = 0, 1  # DType of csrc/common.h
 ELEMENT = {BF16: "__nv_bfloat16", FP16: "__half"}
@@ -52,13 +45,13 @@ class Case:
         return [str(int(x)) for x in (*sizes, store, window_slots, *lengths)]
 
 
-MANY = tuple(i * 37 % 70 for i in range(40))  # more segments than the table holds
+MANY = tuple(i * 37 % 70 for i in range(20))  # more segments than the table holds
 
 WGMMA = [
-    Case(64, 3, 16, 4, 2, 1, (0, 3, 100, 64, 700, 1), store=True),
+    Case(64, 3, 16, 4, 2, 1, (0, 3, 100, 64, 500, 1), store=True),
     Case(64, 4, 13, 3, 2, 5, (300, 64, 190), window_slots=True),
     Case(64, 2, 64, 4, 1, 3, (63, 190)),  # four row tiles
-    Case(64, 2, 16, 4, 2, 3, MANY),
+    Case(64, 2, 16, 4, 2, 2, MANY),
     Case(128, 4, 16, 7, 1, 3, (300, 5, 1, 0, 64), store=True, window_slots=True),
     Case(128, 2, 32, 4, 2, 7, (300, 127)),
     Case(256, 4, 64, 4, 1, 1, (0,)),
@@ -69,7 +62,7 @@ PORTABLE = [
     (FP16, 64, Case(16, 3, 1, 4, 2, 3, (0, 100, 64, 300))),  # the non-spec kernel
     (FP16, 64, Case(16, 2, 4, 4, 2, 1, (0, 3, 64, 200, 1), store=True)),
     (BF16, 128, Case(32, 3, 8, 4, 1, 5, (300, 64, 190), window_slots=True)),
-    (FP16, 64, Case(64, 2, 16, 4, 1, 2, MANY[:20], store=True)),
+    (FP16, 64, Case(64, 2, 16, 4, 1, 2, MANY, store=True)),
     (BF16, 128, Case(128, 2, 33, 4, 1, 3, (130, 0))),
     # One stage is what head_dim 256 gets where a CTA has 99 KiB of shared memory.
     (BF16, 256, Case(64, 1, 16, 4, 1, 2, (150, 1))),
@@ -85,7 +78,7 @@ class Builder:
         self.tree = self.make_tree("tree", {})
         sources = [EMULATOR / f"{name}.cpp" for name in COMMON]
         sources += [self.tree / f"csrc/cpu/{name}.cpp" for name in ("verify", "decode", "store")]
-        self.common = [self.compile(source, f"{source.stem}.o", self.tree) for source in sources]
+        self.common = [self.compile(file, f"{file.stem}.o", self.tree, "-O1") for file in sources]
 
     def make_tree(self, name, edits):
         """csrc as links to the real files, ptx/ as links to the emulator's, but for the edited."""
@@ -105,20 +98,21 @@ class Builder:
             (tree / file).write_text(text)
         return tree
 
-    def compile(self, source, output, tree, *defines):
+    def compile(self, source, output, tree, *options):
         output = self.folder / output
         includes = ["-I", tree, "-I", ROOT / "tests", "-isystem", self.include]
-        self.run(["g++", *FLAGS, *includes, *defines, "-c", source, "-o", output])
+        self.run(["g++", *FLAGS, *includes, *options, "-c", source, "-o", output])
         return output
 
     def program(self, kernels, dtype, head_dim, row_tile, mistake="", edits=None):
         key = re.sub(r"\W+", "_", f"{kernels} {dtype} {head_dim} {row_tile} {mistake}")
         if key not in self.programs:
             tree = self.make_tree(key, edits) if edits else self.tree
-            defines = [f"-DELEMENT={ELEMENT[dtype]}", f"-DHEAD_DIM={head_dim}"]
-            defines.append(f"-DROW_TILE={row_tile}")
+            values = {"ELEMENT": ELEMENT[dtype], "HEAD_DIM": head_dim, "ROW_TILE": row_tile}
+            defines = [f"-D{name}={value}" for name, value in values.items()]
             source = EMULATOR / f"attention_{kernels}.cpp"
-            main = self.compile(source, f"{key}.o", tree, *defines)
+            # Most of the time is compilation, and the kernel's own code is little of the rest.
+            main = self.compile(source, f"{key}.o", tree, "-O0", *defines)
             self.programs[key] = self.folder / f"{key}.run"
             self.run(["g++", main, *self.common, "-o", self.programs[key]])
         return self.programs[key]
