@@ -163,6 +163,7 @@ def test_portable(builder, case, dtype, head_dim, seed):
 
 MATH = "csrc/sm90/attn/math.cuh"
 LOADER = "csrc/sm90/attn/loader.cuh"
+PORTABLE_BODY = "csrc/smxx/attn/kernel.cuh"
 RELEASE = "        release(done);\n"
 LAST_UNIT = "        unit(0, kBlocks - 1, done);\n"
 LAST_WAIT = "      ptx::wgmma_wait<0>();\n      ptx::pin(state.o[kBlocks - 1]);\n"
@@ -206,7 +207,12 @@ MISTAKES = {
     ),
     "no barrier before a stage is loaded again": (
         "smxx",
-        {"csrc/smxx/attn/kernel.cuh": [("__syncthreads();  // this stage is there", "  // ")]},
+        {PORTABLE_BODY: [("__syncthreads();  // this stage is there", "  // ")]},
+        "out differs",
+    ),
+    "no barrier behind the first window": (
+        "smxx",
+        {PORTABLE_BODY: [("if (stages == 1) __syncthreads();  // no barrier yet", "  // ")]},
         "out differs",
     ),
 }
@@ -216,7 +222,7 @@ MISTAKES = {
 def test_mistakes_are_noticed(builder, mistake):
     """With fixed seeds: one of them must show it."""
     kernels, edits, words = MISTAKES[mistake]
-    case = Case(64, 2, 16, 4, 2, 3, (300, 70, 3, 200))
+    case = Case(64, 2 if kernels == "sm90" else 1, 16, 4, 2, 3, (3, 300, 70, 200))
     program = builder.program(kernels, BF16, 128, case.row_tile, mistake, edits)
     said = []
     for seed in range(20):
