@@ -81,6 +81,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     next_index(stage >= 0 ? before(stage) : i);
     ptx::cp_async_commit();
   }
+  if (stages == 1) __syncthreads();  // no barrier yet behind the first tile's prepare_window
 
   RowState<Traits> state;
   uint32_t q[Traits::kHeadDim / 16][4];
