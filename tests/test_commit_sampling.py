@@ -27,7 +27,10 @@ def make(rng, bs, width, vocab, source="float32", tree="random"):
     """Arguments of commit, the links that all requests share, the target's probabilities."""
     links = None
     if tree == "random":
-        links = links_of_parents(random_parents(width, rng, keep=0.95))
+        parents = random_parents(width, rng, keep=0.95)
+        if width >= 16:
+            parents[1] = 0  # else all children of the root may be cut off, and nobody gets on
+        links = links_of_parents(parents)
     elif tree == "chain links":
         links = links_of_parents(chain_parents(width))
     elif tree == "wild":
