@@ -49,7 +49,7 @@ COMPUTE_SANITIZER ?= compute-sanitizer
 kernel-checks: check-programs
 ifneq ($(GPU),)
 	build/checks/attn_check
-	SPECFUSED_WGMMA=1 build/checks/attn_check
+	SPECFUSED_WGMMA=0 build/checks/attn_check
 	build/checks/commit_check
 endif
 

@@ -2,19 +2,21 @@
 // Which attention kernel serves a step: a pure function of rows per KV head, head_dim and the
 // device.
 //
-// Three classes. Within one class a row's bits do not depend on how many rows the step has:
-//   few    up to 32 rows per KV head. Four warps share the tokens of each KV tile, so the kernel
-//          reads KV at full speed however few rows there are.
-//   many   more rows. Each warp owns rows and reads all tokens of each tile.
-//   wgmma  more rows, on devices and in builds that have wgmma. Warpgroups own 64 or 128 rows each
-//          and compute while another one loads (csrc/sm90/attn).
+// Within one class a row's bits do not depend on how many rows the step has:
+//   few         up to 32 rows per KV head. Four warps share the tokens of each KV tile, so the
+//               kernel reads KV at full speed however few rows there are.
+//   many        more rows. Each warp owns rows and reads all tokens of each tile.
+//   wgmma       33 to 64 rows, on devices and in builds that have wgmma. A warpgroup owns 64 rows
+//               and computes while another one loads (csrc/sm90/attn).
+//   wgmma_wide  more rows there. Two warpgroups of math, and an SM for each CTA, which takes all
+//               the plan entries of its SM as one: so other splits than class wgmma.
 #pragma once
 
 #include <cstdint>
 
 namespace specfused {
 
-enum class KernelClass : int32_t { kFew = 0, kMany = 1, kWgmma = 2 };
+enum class KernelClass : int32_t { kFew = 0, kMany = 1, kWgmma = 2, kWgmmaWide = 3 };
 
 constexpr int kFewRowsLimit = 32;        // most rows per KV head of class few
 constexpr int kMaxRowsPerKvHead = 1024;  // 64 window rows x 16 heads of a group
@@ -38,6 +40,7 @@ struct AttnConfig {
   int32_t stages;         // KV tiles in flight + 1
   int32_t ctas_per_sm;    // residency that shared memory allows, up to the wanted one
   int32_t smem_bytes;     // of one CTA
+  int32_t fold;           // plan entries that one CTA takes as one
 };
 
 // A CTA whose warps hold 16 rows keeps Q in registers where O leaves room; others read it from
@@ -82,7 +85,8 @@ constexpr AttnConfig attn_with_row_tile(int rows, int row_tile, int head_dim,
                     (rows + row_tile - 1) / row_tile,
                     0,
                     0,
-                    0};
+                    0,
+                    1};
   for (int per_sm = attn_wanted_ctas_per_sm(head_dim); per_sm >= 1; --per_sm) {
     for (int stages = kAttnMaxStages; stages >= (per_sm > 1 ? 2 : 1); --stages) {
       const int bytes = attn_smem_bytes(row_tile, head_dim, stages);
@@ -97,7 +101,7 @@ constexpr AttnConfig attn_with_row_tile(int rows, int row_tile, int head_dim,
   return config;
 }
 
-// Class wgmma. The ring may be deeper, since a CTA with more than 64 rows has an SM for itself.
+// Classes wgmma. The ring may be deeper, since a CTA with more than 64 rows has an SM for itself.
 constexpr int kWgmmaMaxStages = 4;
 constexpr int kWgmmaFixedBytes = 6144;  // segment table, slot index ring, barriers and flags
 
@@ -128,15 +132,23 @@ constexpr AttnConfig wgmma_config(int rows, int head_dim, const AttnDevice& devi
     const int bytes = wgmma_smem_bytes(row_tile, head_dim, stages);
     if (attn_residency(device, bytes) < per_sm) continue;
     const int num_row_tiles = (rows + row_tile - 1) / row_tile;
-    return AttnConfig{KernelClass::kWgmma, row_tile, num_row_tiles, stages, per_sm, bytes};
+    const bool wide = row_tile > 64;
+    const int fold = wide ? attn_plan_ctas(device, head_dim) / device.sm_count : 1;
+    return AttnConfig{wide ? KernelClass::kWgmmaWide : KernelClass::kWgmma,
+                      row_tile,
+                      num_row_tiles,
+                      stages,
+                      per_sm,
+                      bytes,
+                      fold < 1 ? 1 : fold};
   }
-  return AttnConfig{KernelClass::kWgmma, 0, 0, 0, 0, 0};
+  return AttnConfig{KernelClass::kWgmma, 0, 0, 0, 0, 0, 1};
 }
 
 constexpr AttnConfig select_attn(int rows_per_kv_head, int head_dim, const AttnDevice& device) {
   const bool supported = (head_dim == 64 || head_dim == 128 || head_dim == 256) &&
                          rows_per_kv_head >= 1 && rows_per_kv_head <= kMaxRowsPerKvHead;
-  if (!supported) return AttnConfig{KernelClass::kFew, 0, 0, 0, 0, 0};
+  if (!supported) return AttnConfig{KernelClass::kFew, 0, 0, 0, 0, 0, 1};
   if (rows_per_kv_head <= 16) return attn_with_row_tile(rows_per_kv_head, 16, head_dim, device);
   if (rows_per_kv_head <= kFewRowsLimit) {
     return attn_with_row_tile(rows_per_kv_head, 32, head_dim, device);

@@ -22,9 +22,9 @@ def test_every_number_of_rows(head_dim, device, host):
     _, smem_per_sm, smem_per_block, wgmma = DEVICES[device]
     for rows in range(1, MOST_ROWS + 1):
         c = host.select_attn(rows, head_dim, *DEVICES[device])
-        many = "wgmma" if wgmma else "many"
+        many = ("wgmma" if rows <= 64 else "wgmma_wide") if wgmma else "many"
         assert c["kernel_class"] == ("few" if rows <= FEW_ROWS else many), rows
-        tiles = {"few": (16, 32), "many": (64, 128), "wgmma": (64, 128, 256)}
+        tiles = {"few": (16, 32), "many": (64, 128), "wgmma": (64,), "wgmma_wide": (128, 256)}
         assert c["row_tile"] in tiles[c["kernel_class"]], rows
         assert (c["num_row_tiles"] - 1) * c["row_tile"] < rows
         assert rows <= c["num_row_tiles"] * c["row_tile"]
@@ -47,6 +47,14 @@ def test_wgmma_configurations(head_dim, host):
         c = host.select_attn(rows, head_dim, *DEVICES["sm_90"])
         got = tuple(c[k] for k in ("row_tile", "num_row_tiles", "stages", "ctas_per_sm"))
         assert got == config, rows
+
+
+def test_a_wide_cta_takes_the_plan_entries_of_its_sm(host):
+    for head_dim, entries_per_sm in ((64, 3), (128, 2), (256, 1)):
+        for rows in (1, 33, 64, 65, 128, 256, 1024):
+            fold = host.select_attn(rows, head_dim, *DEVICES["sm_90"])["fold"]
+            assert fold == (entries_per_sm if rows > 64 else 1), (head_dim, rows)
+            assert host.select_attn(rows, head_dim, *DEVICES["sm_100"])["fold"] == 1
 
 
 def test_few_rows_do_not_depend_on_wgmma(host):

@@ -2,7 +2,8 @@
 """Bitwise equality: run to run, over the rows of a step, over what the neighbours hold.
 
 Within one kernel class and one set of lengths a row's bits depend on that row alone. On CUDA the
-classes are few (W x group <= 32) and many, or wgmma in its place; the CPU has one.
+classes are few (W x group <= 32) and many, or in its place wgmma (up to 64) and wgmma_wide; the CPU
+has one.
 """
 
 import pytest
@@ -39,10 +40,12 @@ def narrowed(step, width):
         (4, (8, 7, 4, 2, 1)),
         (1, (32, 31, 16, 3, 1)),
         (12, (2, 1)),
-        (4, (64, 33, 16, 9)),
-        (16, (64, 8, 3)),
+        (4, (16, 9)),
+        (16, (4, 3)),
+        (4, (64, 33, 17)),
+        (16, (64, 8, 5)),
     ],
-    ids=["few-g4", "few-g1", "few-g12", "many-g4", "many-g16"],
+    ids=["few-g4", "few-g1", "few-g12", "many-g4", "many-g16", "wide-g4", "wide-g16"],
 )
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_rows_do_not_depend_on_width(group, widths, head_dim, dtype, device, rng):
@@ -50,7 +53,8 @@ def test_rows_do_not_depend_on_width(group, widths, head_dim, dtype, device, rng
     on_cuda = device != "cpu"
     if not on_cuda and head_dim * widths[0] * group > 16384:
         pytest.skip("minutes on a CPU, which has one class anyway")
-    assert len({width * group <= 32 for width in widths}) == 1, "one class per list"
+    classes = {(width * group <= 32, width * group <= 64) for width in widths}
+    assert len(classes) == 1, "one class per list"
     lengths = LONG if on_cuda else LENGTHS
     case = AttnCase(lengths, widths[0], group, 2 if on_cuda else 1, head_dim, dtype)
     step = make_step(case, rng, device)

@@ -177,6 +177,11 @@ MISTAKES = {
     ),
     "no proxy fence": ("sm90", {MATH: [("ptx::async_proxy_fence();", "")]}, "no fence"),
     "no wait for scores": ("sm90", {MATH: [("ptx::wgmma_wait<1>();", "")]}, "out differs"),
+    "a turn is not given": (
+        "sm90",
+        {MATH: [("        give_turn();\n        ptx::wgmma_wait<1>();", "ptx::wgmma_wait<1>();")]},
+        "deadlock",
+    ),
     "parity of the math stays": ("sm90", {MATH: [("parity ^= 1;", "")]}, ""),
     "loaders do not wait for the math": (
         "sm90",
@@ -221,6 +226,8 @@ def test_mistakes_are_noticed(builder, mistake):
     """With fixed seeds: one of them must show it."""
     kernels, edits, words = MISTAKES[mistake]
     case = Case(64, 2 if kernels == "sm90" else 1, 16, 4, 2, 3, (3, 300, 70, 200))
+    if "turn" in mistake:  # of two warpgroups
+        case = Case(128, 2, 32, 4, 2, 3, (300, 70))
     program = builder.program(kernels, BF16, 128, case.row_tile, mistake, edits)
     said = []
     for seed in range(20):

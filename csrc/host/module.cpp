@@ -75,7 +75,7 @@ py::dict select_attn_on(int rows_per_kv_head, int head_dim, int sm_count, int sm
                         int smem_per_block, bool wgmma) {
   const AttnDevice device{sm_count, smem_per_sm, smem_per_block, wgmma};
   const AttnConfig config = select_attn(rows_per_kv_head, head_dim, device);
-  static const char* const kClasses[] = {"few", "many", "wgmma"};
+  static const char* const kClasses[] = {"few", "many", "wgmma", "wgmma_wide"};
   py::dict d;
   d["kernel_class"] = kClasses[static_cast<int>(config.kernel_class)];
   d["row_tile"] = config.row_tile;
@@ -83,6 +83,7 @@ py::dict select_attn_on(int rows_per_kv_head, int head_dim, int sm_count, int sm
   d["stages"] = config.stages;
   d["ctas_per_sm"] = config.ctas_per_sm;
   d["smem_bytes"] = config.smem_bytes;
+  d["fold"] = config.fold;
   return d;
 }
 

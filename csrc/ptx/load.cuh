@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads through L2 only, left out by predicate: many of them can be in flight without branches.
+// Addresses of rows, and loads through L2 only, left out by predicate: many of them can be in
+// flight without branches.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
+
 namespace specfused::ptx {
+
+// base + row * row_bytes in one instruction.
+__device__ __forceinline__ const void* row_address(const void* base, uint32_t row,
+                                                   uint32_t row_bytes) {
+  const void* address;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(row), "r"(row_bytes), "l"(base));
+  return address;
+}
 
 // {x, y} where not valid.
 __device__ __forceinline__ float2 load_cg_if(bool valid, const float2* from, float x, float y) {

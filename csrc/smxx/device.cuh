@@ -14,13 +14,12 @@ namespace specfused::smxx {
 
 constexpr int kMaxDevices = 64;
 
-// Wgmma is for capability 9.0 alone, and for those who ask for it with SPECFUSED_WGMMA=1: these
-// kernels have passed their checks on a GPU for bf16 and head_dim 128 only.
+// Wgmma is for capability 9.0 alone. SPECFUSED_WGMMA=0: the portable kernels there, too.
 inline cudaError_t has_wgmma(int device, bool* answer) {
   *answer = false;
 #ifdef SPECFUSED_SM90
   const char* wanted = std::getenv("SPECFUSED_WGMMA");
-  if (wanted == nullptr || std::strcmp(wanted, "1") != 0) return cudaSuccess;
+  if (wanted != nullptr && std::strcmp(wanted, "0") == 0) return cudaSuccess;
   int major = 0;
   int minor = 0;
   cudaError_t error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);

@@ -23,7 +23,8 @@ int launch_attention(const AttnParams& p, int stages) {
                           ceil_div(rows, ROW_TILE),
                           stages,
                           1,
-                          wgmma_smem_bytes(ROW_TILE, HEAD_DIM, stages)};
+                          wgmma_smem_bytes(ROW_TILE, HEAD_DIM, stages),
+                          ROW_TILE > 64 ? 2 : 1};
   // A stage that the math has released is nobody's until the loaders fill it again.
   const uint32_t ring = Traits::kQBytes;
   const uint32_t barriers =

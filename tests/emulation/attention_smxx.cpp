@@ -21,7 +21,8 @@ int launch_attention(const AttnParams& p, int stages) {
                           ceil_div(rows, ROW_TILE),
                           stages,
                           1,
-                          attn_smem_bytes(ROW_TILE, HEAD_DIM, stages)};
+                          attn_smem_bytes(ROW_TILE, HEAD_DIM, stages),
+                          1};
   set_shared_array(smxx::smem);
   if constexpr (ROW_TILE == 16) {
     if (p.num_rows == 1) return smxx::launch_decode<Traits>(p, config, 0, nullptr);

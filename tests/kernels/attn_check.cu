@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // attn_check: attention, plan and tree words of the GPU against the CPU implementation, whose sums
 // are in double; equal bits where they are promised; timings with --bench. No torch.
-// SPECFUSED_WGMMA=1 in the environment: those with wgmma where there are some.
+// SPECFUSED_WGMMA=0 in the environment: the portable kernels where there are others.
 #include <cmath>
 
 #include "attn_compare.h"

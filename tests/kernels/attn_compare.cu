@@ -91,7 +91,7 @@ KernelClass class_of(const AttnShape& shape, int num_rows) {
 }
 
 const char* class_name(KernelClass kernel_class) {
-  static const char* const kNames[] = {"few", "many", "wgmma"};
+  static const char* const kNames[] = {"few", "many", "wgmma", "wgmma_wide"};
   return kNames[static_cast<int>(kernel_class)];
 }
 

@@ -17,6 +17,7 @@ namespace specfused::sm90 {
 template <class Traits, class Rows>
 struct Loader {
   const AttnParams& p;
+  const smxx::AttnLaunch& launch;
   SharedFront<Traits>& shared;
   smxx::Cursor index_at{0, smxx::kNotEntered};  // next tile whose slot indices are to be loaded
 
@@ -30,7 +31,7 @@ struct Loader {
     if (index_at.segment == shared.filled) {
       if (shared.next_unit >= p.bs * p.num_kv_heads) return false;
       sync();  // all have read next_unit
-      if (Traits::load_thread() < 32) smxx::fill_segments(p, shared, false);
+      if (Traits::load_thread() < 32) smxx::fill_segments(p, launch, shared, false);
       sync();
       if (index_at.segment == shared.filled) return false;
     }
@@ -58,11 +59,12 @@ struct Loader {
     const smxx::Cursor at = shared.tile_of_entry[entry];
     if (Traits::load_thread() == 0) shared.segment_of_stage[stage] = at.segment;
     if (at.segment == kEndOfSegments) return false;
-    smxx::load_tile<Traits>(p, shared, at, entry, address);
+    smxx::load_tile<Traits>(p, launch, shared, at, entry, address);
     return true;
   }
 
-  __device__ __forceinline__ void run(int stages, uint32_t ring) {
+  __device__ __forceinline__ void run(uint32_t ring) {
+    const int stages = launch.stages;
     int ahead = 0;        // tiles between the two cursors
     int index_entry = 0;  // of the next slot indices
     int stage = 0;

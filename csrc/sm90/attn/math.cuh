@@ -4,7 +4,9 @@
 // A unit is one row block of one tile. For each unit, in order, its S and the O of the unit before
 // are started together; S ends first, and its softmax is computed while that O still runs. Both are
 // complete before the next unit, so no wgmma is in flight when an O is scaled. The S of one
-// warpgroup is hidden behind the softmax of the other one, or of another CTA.
+// warpgroup is hidden behind the softmax of the other one, or of another CTA. Two warpgroups of a
+// CTA take turns in starting theirs, else both would do the same at the same time
+// (FlashAttention 3).
 #pragma once
 
 #include "../../smxx/attn/epilogue.cuh"
@@ -111,12 +113,21 @@ struct Math {
     auto release = [&](int done) {
       if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::smem_address(&shared.empty[done]));
     };
+    constexpr bool kTurns = Traits::kWarpgroups == 2;
+    const int warpgroup = warp / 4;
+    auto take_turn = [&] {
+      if constexpr (kTurns) ptx::named_sync(kTurnBarrier + warpgroup, Traits::kThreads);
+    };
+    auto give_turn = [&] {
+      if constexpr (kTurns) ptx::named_arrive(kTurnBarrier + 1 - warpgroup, Traits::kThreads);
+    };
     auto look_up = [&](const smxx::SegmentEntry& s, int tile, typename Tile::Mask& mask) {
       const bool masked = (tile + 1) * kTile > s.committed;
       if (masked) Tile::template look_up_all<Rows>(p, launch, s, tile, warp_row, 0, mask);
       return masked;
     };
 
+    if (warpgroup == 1) give_turn();
 #pragma unroll 1
     for (int segment = 0;; ++segment) {
       // The first segment is in the table from the start: its queries are on their way before its
@@ -144,21 +155,18 @@ struct Math {
         ptx::pin(scores);
         ptx::pin(weights);
         ptx::pin(state.o[before]);
+        take_turn();
         ptx::wgmma_fence();
         start_scores(b, address_of(stage), q_address, q, scores);
         start_values(before, address_of(values), weights, state);
+        give_turn();
         ptx::wgmma_wait<1>();
         ptx::pin(scores);
         weigh(launch.scale_log2, b, masked, mask.visible[b], scores, state, rescale, changed);
         ptx::pin(scores);  // before the wait
-        if (__any_sync(~0u, changed)) {
-          ptx::wgmma_wait<0>();
-          ptx::pin(state.o[before]);
-          Tile::rescale_output(b, rescale, state);
-        } else {
-          ptx::wgmma_wait<0>();
-          ptx::pin(state.o[before]);
-        }
+        ptx::wgmma_wait<0>();
+        ptx::pin(state.o[before]);
+        if (__any_sync(~0u, changed)) Tile::rescale_output(b, rescale, state);
         ptx::pin(weights);
 #pragma unroll
         for (int k = 0; k < kTokenSteps; ++k) Tile::pack_weights(scores, k, weights[k]);
@@ -169,8 +177,10 @@ struct Math {
         float rescale[2];
         bool changed = false;
         ptx::pin(scores);
+        take_turn();
         ptx::wgmma_fence();
         start_scores(0, address_of(stage), q_address, q, scores);
+        give_turn();
         ptx::wgmma_wait<0>();
         ptx::pin(scores);
         weigh(launch.scale_log2, 0, masked, mask.visible[0], scores, state, rescale, changed);
@@ -190,8 +200,10 @@ struct Math {
       }
       ptx::pin(weights);
       ptx::pin(state.o[kBlocks - 1]);
+      take_turn();
       ptx::wgmma_fence();
       start_values(kBlocks - 1, address_of(stage), weights, state);
+      give_turn();
       ptx::wgmma_wait<0>();
       ptx::pin(state.o[kBlocks - 1]);
       ptx::pin(weights);
@@ -203,6 +215,7 @@ struct Math {
       smxx::finish_many<Traits, Rows>(first_row, warp, state, sink);
       if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
     }
+    if (warpgroup == 0) take_turn();  // the last one given
   }
 };
 

@@ -32,6 +32,7 @@ using smxx::kTile;
 constexpr int kMathBarrier = 1;
 constexpr int kLoadBarrier = 2;
 constexpr int kWarpgroupBarrier = 3;  // and the next one
+constexpr int kTurnBarrier = 5;       // and the next one
 
 template <class Element_, int kHeadDim_, int kRowTile_>
 struct WgmmaTraits {
@@ -48,6 +49,7 @@ struct WgmmaTraits {
   static constexpr int kCtaThreads = kThreads + kLoadThreads;
   static constexpr int kWarpTokens = kTile;
   static constexpr int kStepTokens = kTile;
+  static constexpr bool kLazyMax = true;
   static constexpr bool kQInRegisters = wgmma_q_in_registers(kRowTile, kHeadDim);
   static constexpr bool kQByCopy = !kQInRegisters;
   static constexpr int kMinCtasPerSm = wgmma_ctas_per_sm(kRowTile, kHeadDim);
@@ -59,7 +61,8 @@ struct WgmmaTraits {
   static constexpr int kMathRegisters =
       (kLaunchRegisters * kCtaThreads - kLoadRegisters * kLoadThreads) / kThreads / 8 * 8;
 
-  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kElementBytes = 2;
+  static constexpr int kRowBytes = kHeadDim * kElementBytes;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kRowsPerPass = kLoadThreads / kChunks;
   static constexpr int kHalfStageBytes = kTile * kRowBytes;

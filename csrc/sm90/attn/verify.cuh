@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // verify_attn of class wgmma: one CTA has the KV tiles of one plan entry for one tile of packed
-// rows (see traits.cuh). grid = (row tiles, plan entries). One row per request never needs this
-// class.
+// rows (see traits.cuh). grid = (row tiles, plan entries / fold). One row per request never needs
+// this class.
 #pragma once
 
 #include "../../smxx/attn/combine.cuh"
@@ -26,7 +26,7 @@ __global__ __launch_bounds__(Traits::kCtaThreads, Traits::kMinCtasPerSm) void ve
   ptx::let_next_launch_start();
   ptx::wait_for_previous_launch();
   if (threadIdx.x < 32) {
-    smxx::fill_segments(p, shared, true);
+    smxx::fill_segments(p, launch, shared, true);
   } else if (threadIdx.x == 32) {
 #pragma unroll 1
     for (int i = 0; i < launch.stages; ++i) {
@@ -39,7 +39,7 @@ __global__ __launch_bounds__(Traits::kCtaThreads, Traits::kMinCtasPerSm) void ve
 
   if (threadIdx.x >= Traits::kThreads) {
     if constexpr (Traits::kMoveRegisters) ptx::give_up_registers<Traits::kLoadRegisters>();
-    Loader<Traits, Rows>{p, shared}.run(launch.stages, ring_address);
+    Loader<Traits, Rows>{p, launch, shared}.run(ring_address);
   } else {
     if constexpr (Traits::kMoveRegisters) ptx::take_registers<Traits::kMathRegisters>();
     const int row_tile = blockIdx.x;

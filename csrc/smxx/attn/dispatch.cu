@@ -78,7 +78,7 @@ int run_verify_attn(const AttnParams& p, void* stream) {
     using Element = typename decltype(element)::type;
     constexpr int kHeadDim = decltype(dim)::value;
 #ifdef SPECFUSED_SM90
-    if (config.kernel_class == KernelClass::kWgmma) {
+    if (config.kernel_class >= KernelClass::kWgmma) {
       return sm90::run_verify<Element, kHeadDim>(p, config, device, stream);
     }
 #endif

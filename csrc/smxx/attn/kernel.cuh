@@ -30,7 +30,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
   ptx::let_next_launch_start();
   ptx::wait_for_previous_launch();
-  if (warp == 0) fill_segments(p, shared, true);
+  if (warp == 0) fill_segments(p, launch, shared, true);
   __syncthreads();
   // shared.filled changes only between two barriers in next_index: all threads read the same.
   if (shared.filled == 0) return;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     if (at.segment == shared.filled) {
       if (shared.next_unit >= p.bs * p.num_kv_heads) return;
       __syncthreads();  // all have read next_unit
-      if (warp == 0) fill_segments(p, shared, false);
+      if (warp == 0) fill_segments(p, launch, shared, false);
       __syncthreads();
       if (at.segment == shared.filled) return;
       enter_segment(shared, at);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     Cursor at = shared.load_at[warp];
     if (at.segment == shared.filled) return;
     if (at.tile == kNotEntered) enter_segment(shared, at);
-    load_tile<Traits>(p, shared, at, stage, ring_address + stage * Traits::kStageBytes);
+    load_tile<Traits>(p, launch, shared, at, stage, ring_address + stage * Traits::kStageBytes);
     advance(shared, at);
     keep_cursor(shared.load_at[warp], at);
   };

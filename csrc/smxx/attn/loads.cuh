@@ -42,45 +42,44 @@ __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at
 // K and V rows of one tile -> stage. Rows that no row of the step may see are zeros, so that they
 // can meet a P of 0 whatever their memory holds; they are not read. A slot outside the pool is 0.
 template <class Traits, class Shared>
-__device__ __forceinline__ void load_tile(const AttnParams& p, Shared& shared, const Cursor& at,
-                                          int ring_entry, uint32_t stage) {
+__device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch& launch,
+                                          Shared& shared, const Cursor& at, int ring_entry,
+                                          uint32_t stage) {
   constexpr int kPasses = kTile / Traits::kRowsPerPass;
   const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
   const int chunk = Traits::load_thread() % Traits::kChunks;
   const int first_row = Traits::load_thread() / Traits::kChunks;
-  const int64_t in_row = chunk * 8;
-  const auto* k = static_cast<const typename Traits::Element*>(p.k_cache) +
-                  s.kv_head * p.stride_k_head + in_row;
-  const auto* v = static_cast<const typename Traits::Element*>(p.v_cache) +
-                  s.kv_head * p.stride_v_head + in_row;
+  const char* k = static_cast<const char*>(p.k_cache) +
+                  (s.kv_head * p.stride_k_head + chunk * 8) * Traits::kElementBytes;
+  const char* v = static_cast<const char*>(p.v_cache) +
+                  (s.kv_head * p.stride_v_head + chunk * 8) * Traits::kElementBytes;
   const int64_t* index = &shared.slot_index[ring_entry][first_row];
   const uint32_t dst = stage + Traits::kv_offset(first_row, chunk);
-  auto copy = [&](int pass, int64_t slot, bool valid) {
+  auto copy = [&](int pass, uint32_t slot, bool valid) {
     const int row = pass * Traits::kRowsPerPass;
     // The rows of a thread have one swizzle unless a pass has less than eight.
     const uint32_t to = Traits::kRowsPerPass % 8 == 0
                             ? dst + row * Traits::kTileRowBytes
                             : stage + Traits::kv_offset(first_row + row, chunk);
-    ptx::cp_async_16(to, k + slot * p.stride_k_slot, valid);
-    ptx::cp_async_16(to + Traits::kHalfStageBytes, v + slot * p.stride_v_slot, valid);
+    ptx::cp_async_16(to, ptx::row_address(k, slot, launch.k_slot_bytes), valid);
+    ptx::cp_async_16(to + Traits::kHalfStageBytes, ptx::row_address(v, slot, launch.v_slot_bytes),
+                     valid);
   };
 
   const int window = s.committed - at.tile * kTile;  // place of window column 0 in the tile
   if (window >= kTile) {
     // Indices of a batch are read ahead of the copies that need them.
     constexpr int kBatch = kPasses < 4 ? kPasses : 4;
-    const auto num_slots = static_cast<uint64_t>(p.table.num_slots);
 #pragma unroll
     for (int first = 0; first < kPasses; first += kBatch) {
-      int slot[kBatch];
+      uint32_t slot[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        slot[i] = *reinterpret_cast<const int32_t*>(index + (first + i) * Traits::kRowsPerPass);
+        slot[i] = *reinterpret_cast<const uint32_t*>(index + (first + i) * Traits::kRowsPerPass);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        const bool in_pool = slot[i] >= 0 && static_cast<uint64_t>(slot[i]) < num_slots;
-        copy(first + i, in_pool ? slot[i] : 0, true);
+        copy(first + i, slot[i] < launch.num_slots ? slot[i] : 0, true);
       }
     }
     return;
@@ -94,8 +93,8 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, Shared& shared, c
     const int64_t wide = index[pass * Traits::kRowsPerPass];
     const bool valid = column < 0 || (column < kMaxWindow && sees(used, max_of(column, 0)));
     const int64_t slot = column >= 0 && wide_index ? wide : static_cast<int32_t>(wide);
-    const bool in_pool = static_cast<uint64_t>(slot) < static_cast<uint64_t>(p.table.num_slots);
-    copy(pass, valid && in_pool ? slot : 0, valid);
+    const bool in_pool = static_cast<uint64_t>(slot) < launch.num_slots;
+    copy(pass, valid && in_pool ? static_cast<uint32_t>(slot) : 0, valid);
   }
 }
 

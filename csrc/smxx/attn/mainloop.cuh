@@ -38,6 +38,8 @@ struct RowState {
   }
 };
 
+constexpr float kLazyExponent = 8.0f;
+
 // A score maximum as an exponent of 2, or 0 while nothing was visible: exp2 of -inf minus it is 0.
 __device__ __forceinline__ float exponent_of(float max, float scale) {
   return max == -CUDART_INF_F ? 0.0f : __fmul_rn(max, scale);
@@ -152,7 +154,9 @@ struct WarpTile {
   }
 
   // Scores of one row block -> weights, in place; max and sum of its rows to the new maximum. The
-  // factors are what it does to sums of before; changed: one of this lane's is not 1.
+  // factors are what it does to sums of before; changed: one of this lane's is not 1. A lazy
+  // maximum follows the true one only when that has grown by a factor of 2^8 in weight, so that O
+  // is hardly ever scaled (FlashAttention 4); fp16 holds weights of up to 2^16.
   static __device__ __forceinline__ void weights_of(float scale, int b, BlockScores& s,
                                                     RowState<Traits>& state, float (&rescale)[2],
                                                     bool& changed) {
@@ -167,6 +171,9 @@ struct WarpTile {
       max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
       const float before = state.max[b][h];
       max = fmaxf(max, before);
+      if (Traits::kLazyMax && __fmul_rn(__fadd_rn(max, -before), scale) <= kLazyExponent) {
+        max = before;
+      }
       const float exponent = exponent_of(max, scale);
       rescale[h] = before == max ? 1.0f : ptx::exp2_approx(__fmaf_rn(before, scale, -exponent));
       changed |= before != max;

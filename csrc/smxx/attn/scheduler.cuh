@@ -29,12 +29,13 @@ __device__ __forceinline__ int quotient(int a, int b) {
   return static_cast<int>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
 }
 
-__device__ __forceinline__ PlanEntry read_plan_entry(const AttnParams& p, int cta) {
+// Of `fold` neighbours as one: what a plan for so many times fewer CTAs would say.
+__device__ __forceinline__ PlanEntry read_plan_entry(const AttnParams& p, int fold, int cta) {
   const PlanView plan{p.plan};
   PlanEntry entry;
   entry.cta = cta;
-  entry.first_request = p.plan[kPlanHeader + p.bs + 1 + cta];
-  entry.tiles_per_cta = plan.tiles_per_cta();
+  entry.first_request = p.plan[kPlanHeader + p.bs + 1 + cta * fold];
+  entry.tiles_per_cta = plan.tiles_per_cta() * fold;
   const int32_t total = plan.total_tiles();
   entry.line_begin = min_of(cta * entry.tiles_per_cta, total);
   entry.line_end = min_of(entry.line_begin + entry.tiles_per_cta, total);
@@ -68,7 +69,8 @@ struct LaneRequest {
 // out. All lanes of one warp call it. The first call starts from the plan entry's first request.
 // Returns how many segments the table got in total; at the end of the line that stops to grow.
 template <class Shared>
-__device__ __forceinline__ int fill_segments(const AttnParams& p, Shared& shared, bool first_call) {
+__device__ __forceinline__ int fill_segments(const AttnParams& p, const AttnLaunch& launch,
+                                             Shared& shared, bool first_call) {
   const int lane = threadIdx.x % 32;
   const int heads = p.num_kv_heads;
   PlanEntry entry;
@@ -79,7 +81,7 @@ __device__ __forceinline__ int fill_segments(const AttnParams& p, Shared& shared
   if (first_call) {
     // Read together with the entry, in the hope that its requests are among the first.
     requests.read(p, 0);
-    entry = read_plan_entry(p, blockIdx.y);
+    entry = read_plan_entry(p, launch.fold, blockIdx.y);
     if (lane == 0) shared.entry = entry;
     if (lane < 2) {
       shared.pending[lane].num_splits = 0;

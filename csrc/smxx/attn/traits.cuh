@@ -81,6 +81,7 @@ struct AttnTraits {
   static constexpr int kWarpTokens = kTile / kTokenGroups;
   // Tokens between two updates of the maximum: more, and S would not fit beside O in class many.
   static constexpr int kStepTokens = kFew ? 16 : 32;
+  static constexpr bool kLazyMax = false;  // see weights_of
   static constexpr bool kQInRegisters = attn_q_in_registers(kRowTile, kHeadDim);
   static constexpr int kMinCtasPerSm = kHeadDim == 256                    ? 1
                                        : kHeadDim == 64 && kRowTile <= 64 ? 3
@@ -88,7 +89,8 @@ struct AttnTraits {
   // Q of many rows would otherwise take several rounds of loads through registers.
   static constexpr bool kQByCopy = !kQInRegisters && !kFew;
 
-  static constexpr int kRowBytes = kHeadDim * 2;
+  static constexpr int kElementBytes = 2;
+  static constexpr int kRowBytes = kHeadDim * kElementBytes;
   static constexpr int kChunks = kRowBytes / 16;  // of one K or V row
   static constexpr int kLoadThreads = kThreads;   // every warp loads
   static constexpr int kRowsPerPass = kLoadThreads / kChunks;
@@ -122,7 +124,11 @@ struct AttnLaunch {
   int32_t group;          // query heads per KV head
   int32_t group_inverse;  // see row_of
   int32_t rows;           // packed rows of a unit
-  float scale_log2;       // sm_scale / ln 2: exp2 instead of exp
+  int32_t fold;           // plan entries that one CTA takes as one
+  uint32_t num_slots;     // of the pool, which 31 bits count: slots are int32
+  uint32_t k_slot_bytes;  // from a slot to the next
+  uint32_t v_slot_bytes;
+  float scale_log2;  // sm_scale / ln 2: exp2 instead of exp
 };
 
 // Step row of a packed row: packed_row / group. Exact for packed_row * group < 65536 with the
