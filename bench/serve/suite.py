@@ -57,6 +57,8 @@ class Child:
         root = Path(__file__).resolve().parents[2]
         path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "SGLANG_LOG_MS": "1", **s.env}
+        if common.get("device") == "cpu":  # else every rank wants a NUMA node
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(common["tp_size"])))
         if plugins:
             path.append(probe.plant(plugins))
             env |= probe.environment(plugins / f"{s.name}.json")
@@ -141,6 +143,7 @@ class Suite:
         else:
             self.common |= {"device": "cpu", "disable_cuda_graph": True, "skip_server_warmup": True}
             self.common["context_length"] = 1024
+        self.common |= {**args.engine, "tp_size": args.tp}
         commit, dirty = commit_and_dirty()
         self.meta = {
             "gpu": torch.cuda.get_device_name() if self.cuda else None,
@@ -152,6 +155,8 @@ class Suite:
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "specfused": specfused.__version__,
             "model": self.model.name,
+            "tp": args.tp,
+            "engine": args.engine,
             "tokens_in": args.tokens_in,
             "acceptance": args.acceptance if self.model.dummy else "real",
             **{name: version(*names) for name, names in PACKAGES.items()},
