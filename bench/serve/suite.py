@@ -37,6 +37,10 @@ LEAST_TOKENS = 128  # of a request, if the pool is full
 PROFILED_STEPS, SKIPPED_STEPS = 20, 4  # a profile's, and those before them
 PROFILE_ID = "steps"
 INNER_LIST = re.compile(r"\[\n[^][{}]*\]")  # is written on one line
+STARTED_TOGETHER = {  # ranks may find GPUs unequally full, and a file of all engines half written
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+    "SGLANG_SKIP_P2P_CHECK": "1",
+}
 MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
 
 
@@ -59,6 +63,8 @@ class Child:
         env = {**os.environ, "SGLANG_LOG_MS": "1", **s.env}
         if common.get("device") == "cpu":  # else every rank wants a NUMA node
             env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(common["tp_size"])))
+        elif common["tp_size"] > 1:
+            env |= STARTED_TOGETHER
         if plugins:
             path.append(probe.plant(plugins))
             env |= probe.environment(plugins / f"{s.name}.json")

@@ -141,11 +141,23 @@ def test_every_suite_passes_the_ranks_on(suite, tmp_path, monkeypatch):
     argv = ["--device=cpu", setups, "--tp=2", '--engine={"page_size": 4, "tp_size": 8}']
     made = arguments.SUITES[suite](arguments.parse(argv, suite), "test")
     assert made.common["page_size"] == 4 and made.common["tp_size"] == 2 == made.meta["tp"]
+
+
+@pytest.mark.parametrize(
+    ("common", "name", "value"),
+    [
+        ({"device": "cpu", "tp_size": 2}, "SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
+        ({"tp_size": 2}, "SGLANG_SKIP_P2P_CHECK", "1"),
+        ({"tp_size": 1}, "SGLANG_SKIP_P2P_CHECK", None),
+    ],
+)
+def test_engines_of_several_ranks_may_start_together(common, name, value, tmp_path, monkeypatch):
     started = {}
+    monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("subprocess.Popen", lambda command, **kwargs: started.update(kwargs))
     monkeypatch.setattr(Child, "_read", lambda child: None)
-    Child(setup("specfused-plain", tiny(False), False), made.common, 256, tmp_path / "log")
-    assert started["env"]["SGLANG_CPU_OMP_THREADS_BIND"] == "0|1"
+    Child(setup("specfused-plain", tiny(False), False), common, 256, tmp_path / "log")
+    assert started["env"].get(name) == value
 
 
 def test_losses_become_a_verdict():
