@@ -3,6 +3,7 @@
 
 import argparse
 import importlib.util
+import json
 import sys
 
 import torch
@@ -77,6 +78,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def engine_arguments(text: str) -> dict:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
+
+
 def parser(suite: str) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog=f"python bench/run.py --suite {suite}", description=__doc__, allow_abbrev=False
@@ -99,6 +111,9 @@ def parser(suite: str) -> argparse.ArgumentParser:
     add("--repeats", "least repeats of a point; default 3", type=count, default=3)
     add("--decode-seconds", "least decode time of a point", type=seconds)
     add("--parallel", "engines alive at once", type=count)
+    add("--tp", "ranks of every engine; default 1", type=count, default=1)
+    add("--engine", "more arguments of every engine, as JSON", type=engine_arguments, default={},
+        metavar="JSON")  # fmt: skip
     add("--seconds", "start nothing after it", type=seconds, default=float("inf"))
     add("--start-seconds", "limit of an engine's start; default 300", type=seconds, default=300)
     add("--json", "write results, after every case", metavar="FILE")
@@ -143,6 +158,8 @@ def parse(argv: list[str], suite: str = "serve") -> argparse.Namespace:
         p.error(f"--profile must be of --concurrency, got {args.profile}")
     if cuda and not torch.cuda.is_available():
         p.error("--device cuda needs a GPU that torch can use")
+    if cuda and args.tp > torch.cuda.device_count():
+        p.error(f"--tp must be at most {torch.cuda.device_count()}, the GPUs here, got {args.tp}")
     if args.resume and suite in ("rescore", "flips"):
         p.error(f"--resume is for --suite serve, load and steps, not for {suite}")
     if suite == "load":

@@ -76,7 +76,8 @@ class Point:
             self.generate(1 + math.ceil(1.2 * max(per_step) * steps))
         finally:
             self.engine.stop_profile()
-        return {"trace": str(max(Path(folder).glob("*.trace.json.gz")))}  # the newest
+        # Each rank writes one, named TIME-TP-RANK: the newest of rank 0.
+        return {"trace": str(max(Path(folder).glob("*-TP-0*.trace.json.gz")))}
 
 
 def verified(info: dict) -> int:

@@ -68,6 +68,17 @@ def switches(steps: list[Step]) -> int:
     return sum(a.on != b.on for a, b in zip(steps, steps[1:], strict=False))
 
 
+def of_ranks(ranks: list[dict]) -> dict:
+    """One account of all ranks: memory summed at each look, graphs the same on all or not."""
+    looks = zip(*(rank["memory"] for rank in ranks), strict=True)
+    graphs = ranks[0]["graphs"]
+    return {
+        "memory": [[sum(values) for values in zip(*look, strict=True)] for look in looks],
+        "graphs": graphs,
+        "same_graphs": all(r["same_graphs"] and r["graphs"] == graphs for r in ranks),
+    }
+
+
 # -- the engine's processes
 
 
@@ -95,6 +106,7 @@ class Probe:
 
     def __init__(self, worker, path: Path):
         self.worker, self.path = worker, path
+        self.ranks = worker.switch.ranks
         self.cuda = torch.cuda if torch.device(worker.device).type == "cuda" else None
         self.ring_size = worker.ring.size
         self.graphs = self._graphs()
@@ -111,7 +123,7 @@ class Probe:
             setattr(owner, name, _wrapped(getattr(owner, name), around))
 
     def answer(self, schedule: str = "", ring: int = 0) -> None:
-        """Writes the answer; no request may be running.
+        """Writes the answer, on rank 0; no request may be running.
 
         Args:
             schedule: what the steps from now on do, as in SPECFUSED_MODE; empty: as before.
@@ -122,16 +134,12 @@ class Probe:
 
         if ring > self.ring_size:
             raise ValueError(f"probe: ring must be at most {self.ring_size}, got {ring}")
-        now = self._graphs()
-        content = {
-            "steps": [self._resolved(*step) for step in self.steps],
-            "memory": self.memory,
-            "graphs": {name: len(graphs) for name, graphs in now.items()},
-            "same_graphs": now == self.graphs,  # graphs compare by identity
-        }
-        partial = self.path.with_suffix(".partial")
-        partial.write_text(json.dumps(content))
-        partial.replace(self.path)
+        steps = [self._resolved(*step) for step in self.steps]
+        content = {"steps": steps, **of_ranks(self._gathered())}
+        if self.ranks is None or self.ranks.rank_in_group == 0:
+            partial = self.path.with_suffix(".partial")
+            partial.write_text(json.dumps(content))
+            partial.replace(self.path)
         if schedule:
             switch = self.worker.switch
             switch.policy = policy_of(schedule)
@@ -204,6 +212,20 @@ class Probe:
         if catch_up:
             step["catch_up_ms"] = self._ms(*catch_up)
         return Step(ms=None if previous is None else self._ms(previous, end), **step)
+
+    def _gathered(self) -> list[dict]:
+        """Memory and graphs of every rank; a collective."""
+        now = self._graphs()
+        mine = {
+            "memory": self.memory,
+            "graphs": {name: len(graphs) for name, graphs in now.items()},
+            "same_graphs": now == self.graphs,  # graphs compare by identity
+        }
+        if self.ranks is None:
+            return [mine]
+        found = [None for _ in self.ranks.ranks]
+        torch.distributed.all_gather_object(found, mine, group=self.ranks.cpu_group)
+        return found
 
     def _graphs(self) -> dict[str, list]:
         """The captured graphs by who replays them, empty where there are none."""

@@ -26,11 +26,11 @@ def prompts(count: int) -> list[list[int]]:
     return [list(text[311 * i : 311 * i + n]) for i, n in enumerate(lengths)]
 
 
-def verdict(name: str, accept_len: float, losses: list[list[float]]) -> dict:
+def verdict(id_: str, name: str, accept_len: float, losses: list[list[float]]) -> dict:
     """One case: how many tokens, how many not the likeliest, the largest loss."""
     flat = [x for of_request in losses for x in of_request]
     return {
-        "id": "rescore",
+        "id": id_,
         "impl": name,
         "accept_len": round(accept_len, 3),
         "tokens": len(flat),
@@ -75,7 +75,7 @@ class Rescore(Suite):
 
     def judge(self, child, name: str, texts, answer: dict, own: dict):
         losses = child.ask(300, prompts=texts, score=answer["tokens"])["losses"]
-        case = verdict(name, answer["accept_len"], losses)
+        case = verdict(self.args.id, name, answer["accept_len"], losses)
         case["equal_to_judge"] = sum(
             a == b for a, b in zip(answer["tokens"], own["tokens"], strict=True)
         )

@@ -49,7 +49,7 @@ def summary(s: Setup, bs: int, repeats: list[dict]) -> dict:
 def earlier_cases(path: Path, meta: dict) -> tuple[list[dict], list[float]]:
     """Cases and anchors of a results file, if it is of the same code, packages, GPU and model."""
     found = json.loads(path.read_text())
-    same = (*BUILD, "model", "tokens_in", "acceptance", *LOAD)
+    same = (*BUILD, "model", "tp", "engine", "tokens_in", "acceptance", *LOAD)
     if (
         meta["commit"] is None
         or meta["dirty"]

@@ -37,6 +37,10 @@ LEAST_TOKENS = 128  # of a request, if the pool is full
 PROFILED_STEPS, SKIPPED_STEPS = 20, 4  # a profile's, and those before them
 PROFILE_ID = "steps"
 INNER_LIST = re.compile(r"\[\n[^][{}]*\]")  # is written on one line
+STARTED_TOGETHER = {  # ranks may find GPUs unequally full, and a file of all engines half written
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+    "SGLANG_SKIP_P2P_CHECK": "1",
+}
 MOST_TOKENS = 4096  # a request's, whatever a disturbed pilot says
 
 
@@ -57,6 +61,10 @@ class Child:
         root = Path(__file__).resolve().parents[2]
         path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "SGLANG_LOG_MS": "1", **s.env}
+        if common.get("device") == "cpu":  # else every rank wants a NUMA node
+            env["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(common["tp_size"])))
+        elif common["tp_size"] > 1:
+            env |= STARTED_TOGETHER
         if plugins:
             path.append(probe.plant(plugins))
             env |= probe.environment(plugins / f"{s.name}.json")
@@ -141,6 +149,7 @@ class Suite:
         else:
             self.common |= {"device": "cpu", "disable_cuda_graph": True, "skip_server_warmup": True}
             self.common["context_length"] = 1024
+        self.common |= {**args.engine, "tp_size": args.tp}
         commit, dirty = commit_and_dirty()
         self.meta = {
             "gpu": torch.cuda.get_device_name() if self.cuda else None,
@@ -152,6 +161,8 @@ class Suite:
             "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             "specfused": specfused.__version__,
             "model": self.model.name,
+            "tp": args.tp,
+            "engine": args.engine,
             "tokens_in": args.tokens_in,
             "acceptance": args.acceptance if self.model.dummy else "real",
             **{name: version(*names) for name, names in PACKAGES.items()},

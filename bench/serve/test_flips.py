@@ -9,6 +9,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.distributed import HashStore
 
 from bench.serve import arguments, flips, probe
 from bench.serve.flips import Flips, Run
@@ -158,6 +160,7 @@ class Worker:
         self.policy_log, self.forgotten, self.entered = [], 0, []
         self.switch = SimpleNamespace(
             policy=from_config("schedule:10"),
+            ranks=None,
             choose=lambda reqs: self.switch.policy.decide(len(reqs), 1.0).mode,
             launched=lambda: None,
             prefill=lambda: None,
@@ -242,6 +245,33 @@ def test_an_answer_ends_what_it_tells(worker, answered):
     assert told.steps[0].ms >= 0 and worker.ring.size == 4
     with pytest.raises(ValueError, match="probe: ring must be at most 64, got 65"):
         answered(ring=65)
+
+
+def test_ranks_are_one_account():
+    first = {"memory": [[5, 100], [5, 100]], "graphs": {"target_on": 2}, "same_graphs": True}
+    second = {**first, "memory": [[7, 300], [8, 320]]}
+    told = probe.of_ranks([first, second])
+    assert told == {**first, "memory": [[12, 400], [13, 420]]}
+    assert probe.of_ranks([first]) == first
+    for wrong in ({"same_graphs": False}, {"graphs": {"target_on": 3}}):
+        assert not probe.of_ranks([first, second | wrong])["same_graphs"]
+
+
+def test_rank_0_writes_for_all(worker, tmp_path):
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        for rank in (1, 0):
+            group = torch.distributed.group.WORLD
+            worker.switch.ranks = SimpleNamespace(ranks=[0], cpu_group=group, rank_in_group=rank)
+            path = tmp_path / f"{rank}.json"
+            made = Probe(worker, path)
+            worker.step([None])
+            made.answer()
+            assert path.exists() == (rank == 0)
+    finally:
+        torch.distributed.destroy_process_group()
+    told = Run.of(json.loads(path.read_text()))
+    assert len(told.steps) == 1 and told.same_graphs and told.graphs["target_on"] == 2
 
 
 def test_the_entry_point_is_found_and_let_in(tmp_path, monkeypatch):

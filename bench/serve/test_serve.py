@@ -7,6 +7,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bench.run import serving_arguments
 from bench.serve import arguments
@@ -116,17 +117,54 @@ def test_the_suite_has_its_own_arguments():
     args = arguments.parse(rest)
     assert args.concurrency == [1, 30] and args.device == "cpu" and args.model == "tiny"
     for bad in ("--concurrency=0", "--repeats=0", "--decode-seconds=0", "--tokens-in=-5",
-                "--setups=sglang-plain,nonsense", "--setups=", "--conc=1"):  # fmt: skip
+                "--setups=sglang-plain,nonsense", "--setups=", "--conc=1", "--tp=0",
+                "--engine=[1]", "--engine={", "--id"):  # fmt: skip
         with pytest.raises(SystemExit) as error:
             arguments.parse([bad])
         assert error.value.code == 2, bad
 
 
+def test_ranks_need_gpus(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert arguments.parse(["--device=cuda", "--tp=2"]).tp == 2
+    with pytest.raises(SystemExit):
+        arguments.parse(["--device=cuda", "--tp=4"])
+    assert "--tp must be at most 2, the GPUs here, got 4" in capsys.readouterr().err
+    assert arguments.parse(["--device=cpu"]).tp == 1
+
+
+@pytest.mark.parametrize("suite", arguments.SUITES)
+def test_every_suite_passes_the_ranks_on(suite, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    setups = "--setups=specfused-tree-schedule:10"
+    argv = ["--device=cpu", setups, "--tp=2", '--engine={"page_size": 4, "tp_size": 8}']
+    made = arguments.SUITES[suite](arguments.parse(argv, suite), "test")
+    assert made.common["page_size"] == 4 and made.common["tp_size"] == 2 == made.meta["tp"]
+
+
+@pytest.mark.parametrize(
+    ("common", "name", "value"),
+    [
+        ({"device": "cpu", "tp_size": 2}, "SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
+        ({"tp_size": 2}, "SGLANG_SKIP_P2P_CHECK", "1"),
+        ({"tp_size": 1}, "SGLANG_SKIP_P2P_CHECK", None),
+    ],
+)
+def test_engines_of_several_ranks_may_start_together(common, name, value, tmp_path, monkeypatch):
+    started = {}
+    monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("subprocess.Popen", lambda command, **kwargs: started.update(kwargs))
+    monkeypatch.setattr(Child, "_read", lambda child: None)
+    Child(setup("specfused-plain", tiny(False), False), common, 256, tmp_path / "log")
+    assert started["env"].get(name) == value
+
+
 def test_losses_become_a_verdict():
-    case = verdict("x", 2.0, [[0.0, 0.01], [0.2, 0.0, 0.0]])
+    case = verdict("rescore", "x", 2.0, [[0.0, 0.01], [0.2, 0.0, 0.0]])
     assert (case["tokens"], case["not_argmax"], case["beyond_limit"]) == (5, 2, 1)
     assert case["largest_loss"] == pytest.approx(0.2)
-    bad = verdict("x", 2.0, [[0.0, math.nan]])
+    bad = verdict("rescore", "x", 2.0, [[0.0, math.nan]])
     assert bad["beyond_limit"] == 1 and bad["largest_loss"] is None
 
 
@@ -142,7 +180,8 @@ def test_resuming_needs_the_same_code(tmp_path):
     path.write_text(json.dumps({"meta": {**meta, "anchor_ms": [5.0]}, "cases": [{"id": "x"}]}))
     assert earlier_cases(path, meta) == ([{"id": "x"}], [5.0])
     for name, other in (("commit", "def"), ("dirty", True), ("tokens_in", 65), ("gpu", None),
-                        ("acceptance", "simulated"), ("sglang", "0.5.23"),
+                        ("acceptance", "simulated"), ("sglang", "0.5.23"), ("tp", 2),
+                        ("engine", {"page_size": 4}),
                         ("torch", "2.12.0")):  # fmt: skip
         assert earlier_cases(path, {**meta, name: other}) == ([], [])
 

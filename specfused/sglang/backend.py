@@ -20,7 +20,7 @@ from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
 import specfused
 from specfused import ops
-from specfused.sglang import compat, features, prefill, stats
+from specfused.sglang import compat, features, prefill, ranks, stats
 from specfused.sglang.buffers import StepBuffers
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class StepMetadata:
 def create_backend(runner, with_prefill: bool | None = None):
     """The registry's factory. with_prefill None: only if prefill runs on this name too."""
     features.check_runner(runner)
+    ranks.check_context()
     if with_prefill is None:
         with_prefill = runner.is_draft_worker or compat.prefill_backend_name(runner) == "specfused"
     return SpecFusedAttnBackend(runner, with_prefill)

@@ -271,26 +271,27 @@ def extend_after_verify(draft_worker, batch, verify_input, result, committed) ->
     draft_worker._draft_extend_for_decode(batch, result, **kv_loc_plan(verify_input))
 
 
-def tp_size() -> int:
-    """Ranks that share every layer."""
+def parallel_sizes():
+    """How this process shares its work: tp_size, tp_rank, attn_tp_size, attn_dcp_size, ..."""
     from sglang.srt.runtime_context import get_parallel
 
-    return get_parallel().tp_size
+    return get_parallel()
+
+
+def tp_size() -> int:
+    """Ranks that share every layer."""
+    return parallel_sizes().tp_size
 
 
 def tp_rank() -> int:
     """This rank among them."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return get_parallel().tp_rank
+    return parallel_sizes().tp_rank
 
 
 def tp_group():
     """SGLang's coordinator of these ranks: rank_in_group, ranks, cpu_group."""
-    from sglang.srt.runtime_context import get_parallel
-
     try:
-        return get_parallel().tp_group
+        return parallel_sizes().tp_group
     except AttributeError:
         from sglang.srt.distributed import get_tp_group
 

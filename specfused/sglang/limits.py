@@ -3,7 +3,7 @@
 
 import logging
 
-from specfused.sglang import compat, features, switch
+from specfused.sglang import compat, features, ranks, switch
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +36,8 @@ def unsupported(worker) -> str | None:
         return f"--disaggregation-mode {settings['disaggregation_mode']}"
     if settings.get("pp_size", 1) > 1:
         return f"--pp-size {settings['pp_size']}"
+    if flag := ranks.shared_context(settings):
+        return flag
     if worker.plan_stream is not None:
         return "SGLANG_ENABLE_OVERLAP_PLAN_STREAM=1"
     runner = worker.target_worker.model_runner

@@ -2,8 +2,8 @@
 """Entry point of the group `sglang.srt.plugins`: SGLang calls `register` once in every process.
 
 Only official hooks are used: the choices list of the command line, the attention backend registry,
-and one AROUND hook on the factory of draft backends, whose table of names has no registry. Nothing
-heavy is imported here; the backend comes in when a model runner asks for it.
+and hooks on functions where there is no registry. Nothing heavy is imported here; the backend comes
+in when a model runner asks for it.
 """
 
 import logging
@@ -36,6 +36,16 @@ def register() -> None:
         "mem_cache.common.release_kv_cache": release.around_release,
     }.items():
         HookRegistry.register(f"sglang.srt.{target}", hook, HookType.AROUND)
+    load = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+    HookRegistry.register(load, _check_split, HookType.BEFORE)
+
+
+def _check_split(runner) -> None:
+    settings = getattr(runner, "server_args", None)  # 0.5.23 asks its context instead
+    if NAME in (compat.prefill_backend_name(runner), compat.decode_backend_name(settings)):
+        from specfused.sglang import ranks
+
+        ranks.check_split(runner)
 
 
 def _create(runner):

@@ -7,6 +7,8 @@ import logging
 import os
 from collections import Counter
 
+from specfused.sglang import compat
+
 VARIABLE = "SPECFUSED_STATS"
 
 logger = logging.getLogger(__name__)
@@ -25,9 +27,9 @@ def count(role: str, mode: str) -> None:
 
 
 def write() -> None:
-    """Writes the file; called at exit too."""
+    """Writes the file, on rank 0; called at exit too."""
     path = os.environ.get(VARIABLE)
-    if not path or not _calls:
+    if not path or not _calls or compat.tp_rank() > 0:
         return
     import specfused
 

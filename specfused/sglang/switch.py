@@ -63,7 +63,7 @@ class Switch:
         self.policy = policy_of(text)
         self._calibrated = '"calibration"' in text
         self.clock = StepClock(device) if self.policy.uses_times else None
-        self._ranks = ranks
+        self.ranks = ranks
         self._check = ranks is not None and os.environ.get(CHECK_VARIABLE) == "1"
         self._in_flight = deque()  # modes of launched steps without result
         self._times = []  # of rank 0, not yet handed out
@@ -99,9 +99,9 @@ class Switch:
         except Exception:
             logger.exception("specfused worker: no step times at start, they are learnt in service")
             points = []
-        if self._ranks is not None:
+        if self.ranks is not None:
             times = [(tuple(what), seconds) for *what, seconds in points]
-            points = [(*what, seconds) for what, seconds in _from_first(self._ranks, times)]
+            points = [(*what, seconds) for what, seconds in _from_first(self.ranks, times)]
         if not points:
             return
         self.policy.calibrate(points)
@@ -147,10 +147,10 @@ class Switch:
 
     def _observe_times(self) -> None:
         self._times += self.clock.finished()
-        if self._ranks is not None:
+        if self.ranks is not None:
             if self._step % SHARE_INTERVAL:
                 return
-            self._times = _from_first(self._ranks, self._times)
+            self._times = _from_first(self.ranks, self._times)
         for (mode, batch_size, context), seconds in self._times:
             self.policy.observe_step(mode, batch_size, context, seconds)
         self._times = []
@@ -159,8 +159,8 @@ class Switch:
         """Before anything of the step is launched: ranks in two modes would wait for each other."""
         mine = f"{mode.value:3} {self.policy.state_digest()}"
         row = torch.tensor(list(mine.encode()), dtype=torch.uint8)
-        rows = [torch.empty_like(row) for _ in self._ranks.ranks]
-        torch.distributed.all_gather(rows, row, group=self._ranks.cpu_group)
+        rows = [torch.empty_like(row) for _ in self.ranks.ranks]
+        torch.distributed.all_gather(rows, row, group=self.ranks.cpu_group)
         states = [bytes(row.tolist()).decode() for row in rows]
         if len(set(states)) > 1:
             raise RuntimeError(

@@ -3,7 +3,7 @@
 
 import pytest
 from cases import CHAIN, MAX_NEW_TOKENS, PROMPTS, TREE, padded
-from harness import EngineDied, call, run_engine, speculation
+from harness import EngineDied, call, run_engine, speculation, wrap
 
 pytestmark = pytest.mark.engine
 
@@ -42,6 +42,22 @@ def test_failed_scheduler_is_contained(models, capfd):
     with pytest.raises(EngineDied):
         run_engine(models, PROMPTS[:1], 4, fault="raise")
     assert "deliberate fault" in capfd.readouterr().err
+
+
+def test_heads_are_checked_before_weights_load(models, capfd):
+    """Without the check of device and model: the GPU's answer to what this machine could serve."""
+
+    def prepare():
+        wrap("specfused.sglang.ranks:check_split", lambda original, runner: refuse(runner))
+
+    def refuse(runner):
+        from specfused.sglang import features
+
+        features.refuse(f"a model of {hasattr(runner, 'model')}")
+
+    with pytest.raises(EngineDied):
+        run_engine(models, PROMPTS[:1], 4, prepare=prepare)
+    assert "specfused: a model of False is not supported" in capfd.readouterr().err
 
 
 def test_missing_plugin_is_an_error(models, capfd):

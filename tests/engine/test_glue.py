@@ -10,6 +10,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
 from specfused import ops
 from specfused.sglang import buffers, compat, draft, features, plugin, prefill
+from specfused.sglang import ranks as spread
 
 
 def test_buffers_ask_the_device_of_the_rank(monkeypatch):
@@ -126,6 +127,60 @@ def test_a_runner_that_is_not_served_is_refused_at_start(feature, monkeypatch):
 def test_a_served_runner_passes(monkeypatch):
     monkeypatch.setattr(compat, "spec_settings", lambda: spec("EAGLE3", 64))
     features.check_runner(runner())
+
+
+def split(ranks, q_heads=32, kv_heads=8, device="cuda"):
+    """check_split of a model on so many ranks."""
+    config = types.SimpleNamespace(
+        num_attention_heads=q_heads, get_total_num_kv_heads=lambda: kv_heads
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        sizes = types.SimpleNamespace(attn_tp_size=ranks)
+        patch.setattr(compat, "parallel_sizes", lambda: sizes)
+        spread.check_split(types.SimpleNamespace(model_config=config, device=device))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16, 32])
+def test_heads_are_split_or_copied(ranks):
+    split(ranks)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "q_heads", "kv_heads", "wrong", "served"),
+    [
+        (4, 12, 6, "6 KV heads over 4", "1, 2, 3, 6, 12"),
+        (3, 32, 8, "32 query heads over 3", "1, 2, 4, 8, 16, 32"),
+        (64, 32, 8, "32 query heads over 64", "1, 2, 4, 8, 16, 32"),
+    ],
+)
+def test_ranks_that_heads_cannot_be_spread_over(ranks, q_heads, kv_heads, wrong, served):
+    with pytest.raises(features.UnsupportedModel) as error:
+        split(ranks, q_heads, kv_heads)
+    assert str(error.value) == (
+        f"specfused: {wrong} ranks is not supported; --tp-size must be one of {served}"
+    )
+    split(ranks, q_heads, kv_heads, device="cpu")
+
+
+@pytest.mark.parametrize(("backends", "asked"), [(("triton", "specfused"), 1), (("fa3",) * 2, 0)])
+def test_heads_are_only_checked_where_attention_is_ours(backends, asked, monkeypatch):
+    seen = []
+    monkeypatch.setattr(spread, "check_split", seen.append)
+    monkeypatch.setattr(compat, "prefill_backend_name", lambda runner: backends[0])
+    monkeypatch.setattr(compat, "decode_backend_name", lambda server_args: backends[1])
+    plugin._check_split(types.SimpleNamespace())
+    assert len(seen) == asked
+
+
+@pytest.mark.parametrize(
+    ("name", "flag"), [("dcp_size", "--dcp-size 2"), ("attn_cp_size", "--attn-cp-size 2")]
+)
+def test_context_over_several_ranks_is_refused(name, flag, monkeypatch):
+    monkeypatch.setattr(compat, "settings", lambda: {"dcp_size": 1, "attn_cp_size": 1})
+    spread.check_context()
+    monkeypatch.setattr(compat, "settings", lambda: {name: 2})
+    with pytest.raises(features.UnsupportedModel, match=f"^specfused: {flag} is not supported"):
+        spread.check_context()
 
 
 def test_sinks_are_refused_when_a_layer_brings_them():

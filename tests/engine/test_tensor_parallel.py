@@ -158,6 +158,34 @@ def test_clock_of_each_rank_is_noticed(models, capfd):
     assert " at step 1\n" in log
 
 
+def test_simulated_acceptance_is_drawn_alike(models, tmp_path):
+    """SGLang draws it on each rank, from generators of the same seed."""
+    from sglang.srt.speculative import spec_utils
+
+    log = RankLog(tmp_path)
+
+    def prepare():
+        spec_utils.SIMULATE_ACC_LEN = 2.5  # before anybody reads it
+        log.install()
+
+    run(models, EAGLE_CHAIN, FLIPS, env=ENV, prepare=prepare, tp_size=2)
+    first, second = log.read("steps")
+    assert first == second
+    lengths = {len(tokens) for width, rows in first for tokens in rows if width > 1}
+    assert lengths == {2, 3}
+
+
+def test_dp_attention_cannot_switch(models, capfd):
+    """Its ranks have batches of their own, and a collective in every layer of all of them."""
+    setting = {"tp_size": 2, "dp_size": 2, "enable_dp_attention": True}
+    with pytest.raises(RuntimeError):
+        run(models, EAGLE_CHAIN, "auto", env=ENV, **setting)
+    assert (
+        "specfused: switching (SPECFUSED_MODE) with --enable-dp-attention is not supported; "
+        "set SPECFUSED_MODE=stock or leave it unset"
+    ) in capfd.readouterr().err
+
+
 class Coins:
     """Coins of an own generator for each rank, in the place of SGLang's."""
 

@@ -74,6 +74,7 @@ def worker(**overrides):
         ({"enable_dp_attention": True}, {}, "--enable-dp-attention"),
         ({"disaggregation_mode": "decode"}, {}, "--disaggregation-mode decode"),
         ({"pp_size": 2}, {}, "--pp-size 2"),
+        ({"dcp_size": 2}, {}, "--dcp-size 2"),
         ({"speculative_adaptive": True}, {}, "--speculative-adaptive"),
         ({}, {"is_multimodal": True}, "a multimodal model"),
         ({}, {"watermark_state": object()}, "watermarks"),
@@ -325,9 +326,23 @@ def test_points_that_were_given_are_not_measured(monkeypatch):
     Switch(text, "cpu").calibrate(None)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_stats_are_those_of_rank_0(rank, tmp_path, monkeypatch):
+    from specfused.sglang import stats
+
+    path = tmp_path / "stats.json"
+    monkeypatch.setattr(compat, "tp_rank", lambda: rank)
+    monkeypatch.setenv("SPECFUSED_STATS", str(path))
+    stats.count("target", "DECODE")
+    stats.write()
+    assert path.exists() == (rank == 0)
+    stats._calls.clear()
+
+
 def test_stats_that_cannot_be_written_end_no_server(monkeypatch, caplog):
     from specfused.sglang import stats
 
+    monkeypatch.setattr(compat, "tp_rank", lambda: 0)
     monkeypatch.setenv("SPECFUSED_STATS", "/nonexistent/stats.json")
     stats.count("target", "DECODE")
     assert "cannot be written" in caplog.text
