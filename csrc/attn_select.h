@@ -102,8 +102,8 @@ constexpr AttnConfig attn_with_row_tile(int rows, int row_tile, int head_dim,
 }
 
 // Classes wgmma. The ring may be deeper, since a CTA with more than 64 rows has an SM for itself.
-constexpr int kWgmmaMaxStages = 4;
-constexpr int kWgmmaFixedBytes = 6144;  // segment table, slot index ring, barriers and flags
+constexpr int kWgmmaMaxStages = 6;
+constexpr int kWgmmaFixedBytes = 10240;  // segment table, slot index ring, barriers and flags
 
 // O of 256 rows of head_dim 256 does not fit into the registers of two warpgroups.
 constexpr int wgmma_row_tile(int rows_per_kv_head, int head_dim) {

@@ -164,15 +164,22 @@ def test_portable(builder, case, dtype, head_dim, seed):
 MATH = "csrc/sm90/attn/math.cuh"
 LOADER = "csrc/sm90/attn/loader.cuh"
 PORTABLE_BODY = "csrc/smxx/attn/kernel.cuh"
-RELEASE = "        release(done);\n"
-LAST_UNIT = "        unit(0, kBlocks - 1, done);\n"
-OLDER_ENTRY = "index_entry < stages ? index_entry + stages : index_entry - stages"
+RELEASE_KEYS = "        if (b == kBlocks - 1) release(shared.keys, at);\n"
+RELEASE_VALUES = "        if (before == kBlocks - 1) release(shared.values, values);\n"
+SCORES_THERE = "        ptx::wgmma_wait<1>();\n        ptx::pin(scores);\n"
+VALUES_THERE = "        ptx::wgmma_wait<0>();\n        ptx::pin(state.o[before]);\n"
+LOADERS_WAIT = "ptx::barrier_wait(ptx::smem_address(&shared.{}.empty[stage]), parity);"
 
 # What is wrong -> kernels, edits, and what the emulator says: a rule's name or wrong results.
 MISTAKES = {
-    "stage released before its last read": (
+    "K released before its last read": (
         "sm90",
-        {MATH: [(LAST_UNIT + RELEASE, RELEASE + LAST_UNIT)]},
+        {MATH: [(SCORES_THERE + RELEASE_KEYS, RELEASE_KEYS + SCORES_THERE)]},
+        "released or not written",
+    ),
+    "V released before its last read": (
+        "sm90",
+        {MATH: [(VALUES_THERE + RELEASE_VALUES, RELEASE_VALUES + VALUES_THERE)]},
         "released or not written",
     ),
     "no proxy fence": ("sm90", {MATH: [("ptx::async_proxy_fence();", "")]}, "no fence"),
@@ -182,20 +189,20 @@ MISTAKES = {
         {MATH: [("        give_turn();\n        ptx::wgmma_wait<1>();", "ptx::wgmma_wait<1>();")]},
         "deadlock",
     ),
-    "parity of the math stays": ("sm90", {MATH: [("parity ^= 1;", "")]}, ""),
-    "loaders do not wait for the math": (
+    "parity of the math stays": ("sm90", {MATH: [("at.parity ^ 1", "at.parity")]}, ""),
+    "loaders of K do not wait for the math": (
         "sm90",
-        {LOADER: [("ptx::barrier_wait(ptx::smem_address(&shared.empty[stage]), parity);", "")]},
+        {LOADER: [(LOADERS_WAIT.format("keys"), "")]},
         "",
     ),
-    "index ring of one round": (
+    "loaders of V do not wait for the math": (
         "sm90",
-        {
-            LOADER: [
-                (OLDER_ENTRY, "index_entry"),
-                ("index_entry == 2 * stages", "index_entry == stages"),
-            ]
-        },
+        {LOADER: [(LOADERS_WAIT.format("values"), "")]},
+        "",
+    ),
+    "index ring without the entry of the slowest loader": (
+        "sm90",
+        {LOADER: [("entries = 2 * stages + 1", "entries = stages + 1")]},
         "",
     ),
     "one arrival too few": (

@@ -25,13 +25,16 @@ int launch_attention(const AttnParams& p, int stages) {
                           1,
                           wgmma_smem_bytes(ROW_TILE, HEAD_DIM, stages),
                           ROW_TILE > 64 ? 2 : 1};
-  // A stage that the math has released is nobody's until the loaders fill it again.
+  // What the math has released is nobody's until the loaders fill it again.
+  using Shared = sm90::SharedFront<Traits>;
   const uint32_t ring = Traits::kQBytes;
-  const uint32_t barriers =
-      ring + stages * Traits::kStageBytes + offsetof(sm90::SharedFront<Traits>, empty);
+  const uint32_t shared = ring + stages * Traits::kStageBytes;
   for (int i = 0; i < stages; ++i) {
-    poison_behind(barriers + i * sizeof(uint64_t), ring + i * Traits::kStageBytes,
-                  Traits::kStageBytes);
+    const uint32_t empty = shared + offsetof(sm90::HalfBarriers, empty) + i * sizeof(uint64_t);
+    const uint32_t stage = ring + i * Traits::kStageBytes;
+    poison_behind(empty + offsetof(Shared, keys), stage, Traits::kHalfStageBytes);
+    poison_behind(empty + offsetof(Shared, values), stage + Traits::kHalfStageBytes,
+                  Traits::kHalfStageBytes);
   }
   set_shared_array(sm90::smem);
   return sm90::launch_verify<Traits>(p, config, 0, nullptr);

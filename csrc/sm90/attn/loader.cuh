@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loaders: one warpgroup that brings slot indices and KV rows of all tiles of a plan entry.
 //
-// Tile t goes to stage t % stages, its slot indices to entry t % (2 stages). At tile t the loaders
-// copy its KV and the indices of tile t + stages, and these copies arrive at the stage's barrier
-// together. A loader reads the indices of tile t behind its wait for the math to release tile
-// t - stages, which the math could not start on before those copies had arrived: so the indices are
-// there, without a barrier among the loaders. Nor does a fast loader overwrite indices that a slow
-// one still needs: their entry comes again 2 stages later.
+// Tile t goes to stage t % stages, its slot indices to entry t % (2 stages + 1). At tile t the
+// loaders copy its K and the indices of tile t + stages, which arrive at the barrier of the
+// stage's K together, and then its V. A loader reads the indices of tile t behind its wait for the
+// math to release the K of tile t - stages, which the math could not read before those copies had
+// arrived: so the indices are there, without a barrier among the loaders. Nor does a fast loader
+// overwrite indices that a slow one still needs: it is at most stages tiles ahead of the last one
+// whose V a slow loader has yet to copy.
 #pragma once
 
 #include "../../smxx/attn/loads.cuh"
@@ -16,9 +17,10 @@ namespace specfused::sm90 {
 
 template <class Traits, class Rows>
 struct Loader {
+  using Shared = SharedFront<Traits>;
   const AttnParams& p;
   const smxx::AttnLaunch& launch;
-  SharedFront<Traits>& shared;
+  Shared& shared;
   smxx::Cursor index_at{0, smxx::kNotEntered};  // next tile whose slot indices are to be loaded
 
   static __device__ __forceinline__ void sync() {
@@ -45,7 +47,7 @@ struct Loader {
       shared.tile_of_entry[entry] = more ? index_at : smxx::Cursor{kEndOfSegments, 0};
     }
     if (!more) return;
-    const smxx::SegmentEntry& s = shared.segments[index_at.segment % kSegmentRing];
+    const smxx::SegmentEntry& s = shared.segments[index_at.segment % Shared::kSegments];
     smxx::load_slot_index<Traits>(shared, index_at, entry);
     if (s.tail && index_at.tile == s.tile_begin) {
       smxx::prepare_window<Traits, Rows>(p, shared, index_at.segment);
@@ -54,47 +56,46 @@ struct Loader {
     smxx::advance(shared, index_at);
   }
 
-  // False: there are no more tiles.
-  __device__ __forceinline__ bool next_load(int entry, int stage, uint32_t address) {
-    const smxx::Cursor at = shared.tile_of_entry[entry];
-    if (Traits::load_thread() == 0) shared.segment_of_stage[stage] = at.segment;
-    if (at.segment == kEndOfSegments) return false;
-    smxx::load_tile<Traits>(p, launch, shared, at, entry, address);
-    return true;
+  // What was written without cp.async is released by one thread, which saw it behind sync().
+  __device__ __forceinline__ void arrive(uint64_t& full) {
+    ptx::barrier_arrive_after_copies(ptx::smem_address(&full));
+    if (Traits::load_thread() == 0) ptx::barrier_arrive(ptx::smem_address(&full));
   }
 
   __device__ __forceinline__ void run(uint32_t ring) {
     const int stages = launch.stages;
-    int ahead = 0;        // tiles between the two cursors
-    int index_entry = 0;  // of the next slot indices
+    const int entries = 2 * stages + 1;
+    // The slot indices of the first tiles, before anything else.
+    int index_entry = 0;
+    for (; index_entry < stages; ++index_entry) next_index(index_entry);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait(0);
+    sync();
+
     int stage = 0;
+    int entry = 0;
     uint32_t parity = 1;  // the first round finds all stages empty
-    bool more = true;
 #pragma unroll 1
-    while (more) {
-      const bool loading = ahead == stages;
-      if (loading) {
-        ptx::barrier_wait(ptx::smem_address(&shared.empty[stage]), parity);
-        const int entry = index_entry < stages ? index_entry + stages : index_entry - stages;
-        more = next_load(entry, stage, ring + stage * Traits::kStageBytes);
-      }
-      if (more) next_index(index_entry);
-      if (++index_entry == 2 * stages) index_entry = 0;
-      if (loading) {
-        const uint32_t full = ptx::smem_address(&shared.full[stage]);
-        ptx::barrier_arrive_after_copies(full);
-        // What was written without cp.async is released by one thread, which saw it behind sync().
-        if (Traits::load_thread() == 0) ptx::barrier_arrive(full);
-        if (++stage == stages) {
-          stage = 0;
-          parity ^= 1;
-        }
-      } else if (++ahead == stages) {
-        ptx::cp_async_commit();
-        ptx::cp_async_wait(0);
-        sync();
+    while (true) {
+      ptx::barrier_wait(ptx::smem_address(&shared.keys.empty[stage]), parity);
+      const smxx::Cursor at = shared.tile_of_entry[entry];
+      const uint32_t address = ring + stage * Traits::kStageBytes;
+      if (Traits::load_thread() == 0) shared.segment_of_stage[stage] = at.segment;
+      if (at.segment == kEndOfSegments) break;
+      smxx::load_tile<Traits, smxx::kKeys>(p, launch, shared, at, entry, address);
+      next_index(index_entry);
+      arrive(shared.keys.full[stage]);
+      ptx::barrier_wait(ptx::smem_address(&shared.values.empty[stage]), parity);
+      smxx::load_tile<Traits, smxx::kValues>(p, launch, shared, at, entry, address);
+      arrive(shared.values.full[stage]);
+      if (++index_entry == entries) index_entry = 0;
+      if (++entry == entries) entry = 0;
+      if (++stage == stages) {
+        stage = 0;
+        parity ^= 1;
       }
     }
+    arrive(shared.keys.full[stage]);
     ptx::cp_async_commit();
     ptx::cp_async_wait(0);
   }

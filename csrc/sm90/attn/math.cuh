@@ -2,11 +2,11 @@
 // The math: warpgroups that turn the tiles of the loaders into finished rows.
 //
 // A unit is one row block of one tile. For each unit, in order, its S and the O of the unit before
-// are started together; S ends first, and its softmax is computed while that O still runs. Both are
-// complete before the next unit, so no wgmma is in flight when an O is scaled. The S of one
-// warpgroup is hidden behind the softmax of the other one, or of another CTA. Two warpgroups of a
-// CTA take turns in starting theirs, else both would do the same at the same time
-// (FlashAttention 3).
+// are started together; S ends first, and its softmax is computed while that O still runs. A K is
+// released behind its last S, a V behind its last O: a unit later. Both are complete before the
+// next unit, so no wgmma is in flight when an O is scaled. The S of one warpgroup is hidden behind
+// the softmax of the other one, or of another CTA. Two warpgroups of a CTA take turns in starting
+// theirs, else both would do the same at the same time (FlashAttention 3).
 #pragma once
 
 #include "../../smxx/attn/epilogue.cuh"
@@ -26,6 +26,12 @@ struct Math {
   using Weights = uint32_t[kTokenSteps][4];
   using Queries = uint32_t[kSteps][4];
   using State = smxx::RowState<Traits>;
+
+  // A tile's place in the ring.
+  struct Place {
+    int stage;
+    uint32_t parity;
+  };
 
   // S of block b, committed. The Q of this warpgroup is at q_address or in q.
   static __device__ __forceinline__ void start_scores(int b, uint32_t stage, uint32_t q_address,
@@ -94,24 +100,20 @@ struct Math {
     // registers.
     const uint32_t q_address =
         ptx::smem_address(q_smem) + __shfl_sync(~0u, warp / 4, 0) * kBlocks * Traits::kBlockBytes;
-    int stage = 0;
-    uint32_t parity = 0;
+    Place at{0, 0};
     smxx::RowState<Traits> state;
     Queries q;
 
     auto address_of = [&](int i) { return ring + __shfl_sync(~0u, i, 0) * Traits::kStageBytes; };
-    auto wait_for_stage = [&] {
-      ptx::barrier_wait(ptx::smem_address(&shared.full[stage]), parity);
+    auto wait_for = [&](HalfBarriers& half, const Place& place) {
+      ptx::barrier_wait(ptx::smem_address(&half.full[place.stage]), place.parity);
       ptx::async_proxy_fence();  // the copies were made through the generic proxy
     };
-    auto next_stage = [&] {
-      if (++stage == launch.stages) {
-        stage = 0;
-        parity ^= 1;
-      }
+    auto release = [&](HalfBarriers& half, const Place& place) {
+      if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::smem_address(&half.empty[place.stage]));
     };
-    auto release = [&](int done) {
-      if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::smem_address(&shared.empty[done]));
+    auto next_stage = [&] {
+      if (++at.stage == launch.stages) at = Place{0, at.parity ^ 1};
     };
     constexpr bool kTurns = Traits::kWarpgroups == 2;
     const int warpgroup = warp / 4;
@@ -133,13 +135,13 @@ struct Math {
       // The first segment is in the table from the start: its queries are on their way before its
       // first tile is there.
       if (segment > 0) {
-        wait_for_stage();
-        if (shared.segment_of_stage[stage] == kEndOfSegments) break;
+        wait_for(shared.keys, at);
+        if (shared.segment_of_stage[at.stage] == kEndOfSegments) break;
       }
-      const smxx::SegmentEntry& s = shared.segments[segment % kSegmentRing];
+      const smxx::SegmentEntry& s = shared.segments[segment % SharedFront<Traits>::kSegments];
       load_queries(p, launch, s, first_row, q_smem, q);
       state.reset();
-      wait_for_stage();
+      wait_for(shared.keys, at);
 
       Scores scores;
       Weights weights;
@@ -148,8 +150,9 @@ struct Math {
       int tile = s.tile_begin;
       bool masked = look_up(s, tile, mask);
 
-      // One unit; `before` is the block of the unit before, and its V is in stage `values`.
-      auto unit = [&](int b, int before, int values) {
+      // The wgmma of one unit, block b of the tile whose K is at `at`, and of the unit before,
+      // block `before` of the tile whose V is at `values`. Then the softmax.
+      auto unit = [&](int b, int before, const Place& values) {
         float rescale[2];
         bool changed = false;
         ptx::pin(scores);
@@ -157,15 +160,17 @@ struct Math {
         ptx::pin(state.o[before]);
         take_turn();
         ptx::wgmma_fence();
-        start_scores(b, address_of(stage), q_address, q, scores);
-        start_values(before, address_of(values), weights, state);
+        start_scores(b, address_of(at.stage), q_address, q, scores);
+        start_values(before, address_of(values.stage), weights, state);
         give_turn();
         ptx::wgmma_wait<1>();
         ptx::pin(scores);
+        if (b == kBlocks - 1) release(shared.keys, at);
         weigh(launch.scale_log2, b, masked, mask.visible[b], scores, state, rescale, changed);
         ptx::pin(scores);  // before the wait
         ptx::wgmma_wait<0>();
         ptx::pin(state.o[before]);
+        if (before == kBlocks - 1) release(shared.values, values);
         if (__any_sync(~0u, changed)) Tile::rescale_output(b, rescale, state);
         ptx::pin(weights);
 #pragma unroll
@@ -179,35 +184,36 @@ struct Math {
         ptx::pin(scores);
         take_turn();
         ptx::wgmma_fence();
-        start_scores(0, address_of(stage), q_address, q, scores);
+        start_scores(0, address_of(at.stage), q_address, q, scores);
         give_turn();
         ptx::wgmma_wait<0>();
         ptx::pin(scores);
+        if (kBlocks == 1) release(shared.keys, at);
         weigh(launch.scale_log2, 0, masked, mask.visible[0], scores, state, rescale, changed);
 #pragma unroll
         for (int k = 0; k < kTokenSteps; ++k) Tile::pack_weights(scores, k, weights[k]);
       }
 #pragma unroll 1
       while (true) {
-        if constexpr (kBlocks == 2) unit(1, 0, stage);
+        wait_for(shared.values, at);
+        if constexpr (kBlocks == 2) unit(1, 0, at);
         if (++tile == tile_end) break;
-        const int done = stage;
+        const Place values = at;
         next_stage();
         masked = look_up(s, tile, mask);
-        wait_for_stage();
-        unit(0, kBlocks - 1, done);
-        release(done);
+        wait_for(shared.keys, at);
+        unit(0, kBlocks - 1, values);
       }
       ptx::pin(weights);
       ptx::pin(state.o[kBlocks - 1]);
       take_turn();
       ptx::wgmma_fence();
-      start_values(kBlocks - 1, address_of(stage), weights, state);
+      start_values(kBlocks - 1, address_of(at.stage), weights, state);
       give_turn();
       ptx::wgmma_wait<0>();
       ptx::pin(state.o[kBlocks - 1]);
       ptx::pin(weights);
-      release(stage);
+      release(shared.values, at);
       next_stage();
 
       const smxx::Partials partials(p.workspace, p, launch.rows);

@@ -12,9 +12,9 @@
 // row i of block b of a warpgroup is row 16 kRowBlocks (i / 16) + 16 b + i % 16 of its rows.
 //
 // Shared memory = Q (if not in registers) + stages x (K 64 x D + V 64 x D) + fixed part. At D 128:
-//   rows  64                3 x 32 K + 6 K = 102 K  2 CTAs / SM
-//   rows 128                4 x 32 K + 6 K = 134 K  1
-//   rows 256   Q 64 K +     4 x 32 K + 6 K = 198 K  1
+//   rows  64                3 x 32 K + 10 K = 106 K  2 CTAs / SM
+//   rows 128                6 x 32 K + 10 K = 202 K  1
+//   rows 256   Q 64 K +     4 x 32 K + 10 K = 202 K  1
 #pragma once
 
 #include "../../ptx/mbarrier.cuh"
@@ -25,7 +25,6 @@
 namespace specfused::sm90 {
 
 using smxx::kSegmentBatch;
-using smxx::kSegmentRing;
 using smxx::kTile;
 
 // Named barriers; 0 is __syncthreads.
@@ -57,12 +56,11 @@ struct WgmmaTraits {
   // Registers per thread: what a launch gives to all, moved from the loaders to the math.
   static constexpr int kLaunchRegisters = 65536 / (kCtaThreads * kMinCtasPerSm) / 8 * 8;
   static constexpr bool kMoveRegisters = kLaunchRegisters < 200;
-  static constexpr int kLoadRegisters = 56;
+  static constexpr int kLoadRegisters = 64;
   static constexpr int kMathRegisters =
       (kLaunchRegisters * kCtaThreads - kLoadRegisters * kLoadThreads) / kThreads / 8 * 8;
 
-  static constexpr int kElementBytes = 2;
-  static constexpr int kRowBytes = kHeadDim * kElementBytes;
+  static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kRowsPerPass = kLoadThreads / kChunks;
   static constexpr int kHalfStageBytes = kTile * kRowBytes;
@@ -88,14 +86,26 @@ struct WgmmaTraits {
 
 constexpr int kEndOfSegments = -1;
 
+// K and V of a stage come and go by themselves: K is done with when S is there, V a unit later.
+struct HalfBarriers {
+  uint64_t full[kWgmmaMaxStages];   // this half of the stage has its rows
+  uint64_t empty[kWgmmaMaxStages];  // the math is done with it
+};
+
 template <class Traits>
 struct SharedFront {
-  smxx::SegmentEntry segments[kSegmentRing];
-  // Of the tiles to be loaded next, and of as many before them that slow loaders still read.
-  int64_t slot_index[2 * kWgmmaMaxStages][kTile];
-  smxx::Cursor tile_of_entry[2 * kWgmmaMaxStages];
-  uint64_t full[kWgmmaMaxStages];             // the stage has its KV
-  uint64_t empty[kWgmmaMaxStages];            // the math is done with it
+  // From the tile that the math works on to the last slot index: 2 stages + 1 tiles, so many
+  // entries may be in use when eight more are filled.
+  static constexpr int kSegments = 32;
+  static_assert(2 * kWgmmaMaxStages + 1 + kSegmentBatch <= kSegments, "overwrites a live entry");
+  // Of the tiles to be loaded next, of as many before them whose V slow loaders still read, and
+  // one.
+  static constexpr int kIndexRing = 2 * kWgmmaMaxStages + 1;
+  smxx::SegmentEntry segments[kSegments];
+  int64_t slot_index[kIndexRing][kTile];
+  smxx::Cursor tile_of_entry[kIndexRing];
+  HalfBarriers keys;
+  HalfBarriers values;
   int32_t segment_of_stage[kWgmmaMaxStages];  // or kEndOfSegments
   smxx::PlanEntry entry;
   int32_t filled;
@@ -103,9 +113,5 @@ struct SharedFront {
   smxx::SegmentEntry pending[2];
   uint64_t seen[2];
 };
-
-// From the tile that the math works on to the last slot index: 2 stages + 1 tiles, so many entries
-// of the segment table may be in use when eight of its sixteen are filled again.
-static_assert(2 * kWgmmaMaxStages <= kSegmentBatch, "a live entry would be overwritten");
 
 }  // namespace specfused::sm90

@@ -30,8 +30,10 @@ __global__ __launch_bounds__(Traits::kCtaThreads, Traits::kMinCtasPerSm) void ve
   } else if (threadIdx.x == 32) {
 #pragma unroll 1
     for (int i = 0; i < launch.stages; ++i) {
-      ptx::barrier_init(ptx::smem_address(&shared.full[i]), Traits::kLoadThreads + 1);
-      ptx::barrier_init(ptx::smem_address(&shared.empty[i]), Traits::kRowGroups);
+      for (HalfBarriers* half : {&shared.keys, &shared.values}) {
+        ptx::barrier_init(ptx::smem_address(&half->full[i]), Traits::kLoadThreads + 1);
+        ptx::barrier_init(ptx::smem_address(&half->empty[i]), Traits::kRowGroups);
+      }
     }
   }
   __syncthreads();

@@ -52,7 +52,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       if (at.segment == shared.filled) return;
       enter_segment(shared, at);
     }
-    const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
+    const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
     load_slot_index<Traits>(shared, at, ring_entry);
     if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
     advance(shared, at);
@@ -62,7 +62,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     Cursor at = shared.load_at[warp];
     if (at.segment == shared.filled) return;
     if (at.tile == kNotEntered) enter_segment(shared, at);
-    load_tile<Traits>(p, launch, shared, at, stage, ring_address + stage * Traits::kStageBytes);
+    load_tile<Traits, kBoth>(p, launch, shared, at, stage,
+                             ring_address + stage * Traits::kStageBytes);
     advance(shared, at);
     keep_cursor(shared.load_at[warp], at);
   };
@@ -89,7 +90,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
   for (int stage = 0; math_at.segment < shared.filled;
        stage = stage + 1 == stages ? 0 : stage + 1) {
-    const SegmentEntry& s = shared.segments[math_at.segment % kSegmentRing];
+    const SegmentEntry& s = shared.segments[math_at.segment % Shared::kSegments];
     const bool segment_begins = math_at.tile == s.tile_begin;
     int in_flight = stages - 2;
     // What comes from global memory comes on its way before anything waits for the tile.

@@ -28,7 +28,7 @@ template <class Traits, class Shared>
 __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at, int ring_entry) {
   const uint32_t token = Traits::load_thread();
   if (token >= kTile) return;
-  const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
+  const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
   const int position = at.tile * kTile + token;
   if (position >= s.committed + s.width) return;
   const uint32_t dst = ptx::smem_address(&shared.slot_index[ring_entry][token]);
@@ -39,20 +39,21 @@ __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at
   }
 }
 
+enum Halves { kKeys = 1, kValues = 2, kBoth = 3 };  // of a stage
+
 // K and V rows of one tile -> stage. Rows that no row of the step may see are zeros, so that they
 // can meet a P of 0 whatever their memory holds; they are not read. A slot outside the pool is 0.
-template <class Traits, class Shared>
+template <class Traits, int kHalves, class Shared>
 __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch& launch,
                                           Shared& shared, const Cursor& at, int ring_entry,
                                           uint32_t stage) {
+  using Element = typename Traits::Element;
   constexpr int kPasses = kTile / Traits::kRowsPerPass;
-  const SegmentEntry& s = shared.segments[at.segment % kSegmentRing];
+  const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
   const int chunk = Traits::load_thread() % Traits::kChunks;
   const int first_row = Traits::load_thread() / Traits::kChunks;
-  const char* k = static_cast<const char*>(p.k_cache) +
-                  (s.kv_head * p.stride_k_head + chunk * 8) * Traits::kElementBytes;
-  const char* v = static_cast<const char*>(p.v_cache) +
-                  (s.kv_head * p.stride_v_head + chunk * 8) * Traits::kElementBytes;
+  const auto* k = static_cast<const Element*>(p.k_cache) + s.kv_head * p.stride_k_head + chunk * 8;
+  const auto* v = static_cast<const Element*>(p.v_cache) + s.kv_head * p.stride_v_head + chunk * 8;
   const int64_t* index = &shared.slot_index[ring_entry][first_row];
   const uint32_t dst = stage + Traits::kv_offset(first_row, chunk);
   auto copy = [&](int pass, uint32_t slot, bool valid) {
@@ -61,9 +62,13 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
     const uint32_t to = Traits::kRowsPerPass % 8 == 0
                             ? dst + row * Traits::kTileRowBytes
                             : stage + Traits::kv_offset(first_row + row, chunk);
-    ptx::cp_async_16(to, ptx::row_address(k, slot, launch.k_slot_bytes), valid);
-    ptx::cp_async_16(to + Traits::kHalfStageBytes, ptx::row_address(v, slot, launch.v_slot_bytes),
-                     valid);
+    if constexpr (kHalves & kKeys) {
+      ptx::cp_async_16(to, ptx::row_address(k, slot, launch.k_slot_bytes), valid);
+    }
+    if constexpr (kHalves & kValues) {
+      ptx::cp_async_16(to + Traits::kHalfStageBytes, ptx::row_address(v, slot, launch.v_slot_bytes),
+                       valid);
+    }
   };
 
   const int window = s.committed - at.tile * kTile;  // place of window column 0 in the tile
@@ -104,7 +109,7 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
 // them; no CTA without the tail reads the window.
 template <class Traits, class Rows, class Shared>
 __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shared, int segment) {
-  SegmentEntry& s = shared.segments[segment % kSegmentRing];
+  SegmentEntry& s = shared.segments[segment % Shared::kSegments];
   const int num_rows = Rows::num_rows(p);
   if (p.k_new != nullptr) {
     using Element = typename Traits::Element;

@@ -144,7 +144,7 @@ __device__ __forceinline__ int fill_segments(const AttnParams& p, const AttnLaun
       s.num_splits = static_cast<int16_t>(last_cta - s.first_cta + 1);
       s.unused = 0;
       const int place = filled + __popc(valid_lanes & ((1u << lane) - 1));
-      shared.segments[place % kSegmentRing] = s;
+      shared.segments[place % Shared::kSegments] = s;
       if (s.num_splits > 1) {
         ptx::add_relaxed(unit_word(p.workspace, s.first_cta, blockIdx.x), kStarted);
       }
@@ -166,13 +166,13 @@ __device__ __forceinline__ int fill_segments(const AttnParams& p, const AttnLaun
 template <class Shared>
 __device__ __forceinline__ void enter_segment(const Shared& shared, Cursor& cursor) {
   cursor.tile = cursor.segment < shared.filled
-                    ? shared.segments[cursor.segment % kSegmentRing].tile_begin
+                    ? shared.segments[cursor.segment % Shared::kSegments].tile_begin
                     : kNotEntered;
 }
 
 template <class Shared>
 __device__ __forceinline__ void advance(const Shared& shared, Cursor& cursor) {
-  if (++cursor.tile >= shared.segments[cursor.segment % kSegmentRing].tile_end) {
+  if (++cursor.tile >= shared.segments[cursor.segment % Shared::kSegments].tile_end) {
     ++cursor.segment;
     enter_segment(shared, cursor);
   }

@@ -52,11 +52,9 @@ struct SegmentEntry {
 };
 static_assert(sizeof(SegmentEntry) == 64);
 
-// The table is a ring. It is filled in steps of half its size when the slot-index cursor, which is
-// at most 2 * (kAttnMaxStages - 1) tiles ahead of the math, needs an entry that is not there yet.
+// The table is a ring. It is filled in steps of eight when the slot-index cursor, which is at most
+// 2 * (kAttnMaxStages - 1) tiles ahead of the math, needs an entry that is not there yet.
 constexpr int kSegmentBatch = 8;
-constexpr int kSegmentRing = 2 * kSegmentBatch;
-static_assert(2 * (kAttnMaxStages - 1) <= kSegmentBatch, "a live entry would be overwritten");
 
 // Slot indices of the tiles between the index cursor and the load cursor.
 constexpr int kIndexRing = kAttnMaxStages;
@@ -89,8 +87,7 @@ struct AttnTraits {
   // Q of many rows would otherwise take several rounds of loads through registers.
   static constexpr bool kQByCopy = !kQInRegisters && !kFew;
 
-  static constexpr int kElementBytes = 2;
-  static constexpr int kRowBytes = kHeadDim * kElementBytes;
+  static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kChunks = kRowBytes / 16;  // of one K or V row
   static constexpr int kLoadThreads = kThreads;   // every warp loads
   static constexpr int kRowsPerPass = kLoadThreads / kChunks;
@@ -154,7 +151,9 @@ struct PlanEntry {
 
 template <class Traits>
 struct SharedFront {
-  SegmentEntry segments[kSegmentRing];
+  static constexpr int kSegments = 2 * kSegmentBatch;
+  static_assert(2 * (kAttnMaxStages - 1) <= kSegmentBatch, "a live entry would be overwritten");
+  SegmentEntry segments[kSegments];
   int64_t slot_index[kIndexRing][kTile];
   float2 row_stats[Traits::kFew ? Traits::kTokenGroups * Traits::kRowTile : 1];  // max, sum
   Cursor index_at[Traits::kThreads / 32];  // next tile whose slot indices are to be loaded
