@@ -114,13 +114,15 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
 template <class Traits, class Rows, class Shared>
 __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shared, int segment) {
   SegmentEntry& s = shared.segments[segment % Shared::kSegments];
-  const int num_rows = ptx::opaque(Rows::num_rows(p));  // nothing of it stays in registers
+  // Opaque: nothing that follows from them stays in registers through the main loop.
+  const int num_rows = ptx::opaque(Rows::num_rows(p));
+  const int thread = ptx::opaque(static_cast<int>(Traits::load_thread()));
   if (p.k_new != nullptr) {
     using Element = typename Traits::Element;
     const int64_t first = static_cast<int64_t>(s.request) * num_rows;
     const int kv_head = s.kv_head;
 #pragma unroll 2
-    for (int i = Traits::load_thread(); i < num_rows * Traits::kChunks; i += Traits::kLoadThreads) {
+    for (int i = thread; i < num_rows * Traits::kChunks; i += Traits::kLoadThreads) {
       const int64_t row = first + i / Traits::kChunks;
       const int in_row = i % Traits::kChunks * 8;
       const int64_t slot = p.out_cache_loc[row * p.stride_out_cache_loc];
