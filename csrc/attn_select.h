@@ -34,7 +34,8 @@ struct AttnDevice {
 
 struct AttnConfig {
   KernelClass kernel_class;
-  int32_t row_tile;       // rows of one CTA: 16 or 32 (few), 64 or 128; 0: not supported
+  int32_t row_tile;       // rows of one CTA: 16 or 32 (few), 64 or 128 (many), 64, 128 or 256
+                          // (wgmma); 0: not supported
   int32_t num_row_tiles;  // CTAs per plan entry
   int32_t stages;         // KV tiles in flight + 1
   int32_t ctas_per_sm;    // residency that shared memory allows, up to the wanted one
@@ -101,18 +102,17 @@ constexpr AttnConfig attn_with_row_tile(int rows, int row_tile, int head_dim,
 }
 
 // Classes wgmma. The ring may be deeper, since a CTA with more than 64 rows has an SM for itself.
-constexpr int kWgmmaMaxStages = 6;       // of 64 tokens
+constexpr int kWgmmaMaxStages = 6;
 constexpr int kWgmmaFixedBytes = 10240;  // segment table, slot index ring, barriers and flags
 
-constexpr int wgmma_row_tile(int rows_per_kv_head) { return rows_per_kv_head <= 64 ? 64 : 128; }
-
-// Tokens of a stage, and of one S. With few rows KV is what takes time, and many small stages keep
-// more of it in flight. With head_dim 256, S of 128 tokens does not fit beside O.
-constexpr int wgmma_stage_tokens(int row_tile, int head_dim) {
-  return row_tile == 128 && head_dim <= 128 ? 128 : 64;
+// O of 256 rows of head_dim 256 does not fit into the registers of two warpgroups.
+constexpr int wgmma_row_tile(int rows_per_kv_head, int head_dim) {
+  return rows_per_kv_head <= 64 ? 64 : rows_per_kv_head <= 128 || head_dim == 256 ? 128 : 256;
 }
 
-constexpr bool wgmma_q_in_registers(int head_dim) { return head_dim <= 128; }
+constexpr bool wgmma_q_in_registers(int row_tile, int head_dim) {
+  return row_tile <= 128 && head_dim <= 128;
+}
 
 // Two CTAs of 256 threads leave 128 registers to a thread on average, three not enough.
 constexpr int wgmma_ctas_per_sm(int row_tile, int head_dim) {
@@ -120,17 +120,15 @@ constexpr int wgmma_ctas_per_sm(int row_tile, int head_dim) {
 }
 
 constexpr int wgmma_smem_bytes(int row_tile, int head_dim, int stages) {
-  const int q = wgmma_q_in_registers(head_dim) ? 0 : row_tile * head_dim * 2;
-  const int stage = 2 * wgmma_stage_tokens(row_tile, head_dim) * head_dim * 2;
-  return q + stages * stage + kWgmmaFixedBytes;
+  const int q = wgmma_q_in_registers(row_tile, head_dim) ? 0 : row_tile * head_dim * 2;
+  return q + stages * 2 * kAttnTileTokens * head_dim * 2 + kWgmmaFixedBytes;
 }
 
 // row_tile 0 if not even two tiles fit: then class many serves.
 constexpr AttnConfig wgmma_config(int rows, int head_dim, const AttnDevice& device) {
-  const int row_tile = wgmma_row_tile(rows);
+  const int row_tile = wgmma_row_tile(rows, head_dim);
   const int per_sm = wgmma_ctas_per_sm(row_tile, head_dim);
-  const int tokens = wgmma_stage_tokens(row_tile, head_dim);
-  for (int stages = kWgmmaMaxStages * kAttnTileTokens / tokens; stages >= 2; --stages) {
+  for (int stages = kWgmmaMaxStages; stages >= 2; --stages) {
     const int bytes = wgmma_smem_bytes(row_tile, head_dim, stages);
     if (attn_residency(device, bytes) < per_sm) continue;
     const int num_row_tiles = (rows + row_tile - 1) / row_tile;

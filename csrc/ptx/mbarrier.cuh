@@ -51,11 +51,6 @@ __device__ __forceinline__ void named_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Counts as one that has come there, and goes on.
-__device__ __forceinline__ void named_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-
 // Registers per thread of the calling warpgroup, all of whose warps must come here.
 template <int kRegisters>
 __device__ __forceinline__ void give_up_registers() {

@@ -123,21 +123,17 @@ void run_cta(int threads, const std::function<void()>& body,
   }
 }
 
-long arrive_threads(int id, int threads) {
+void sync_threads(int id, int threads) {
   if (id < 0 || id >= kNamedBarriers) fail("no such barrier", id);
   Barrier& barrier = barriers[id];
   const long round = barrier.round;
-  if (++barrier.arrived == threads) {
-    barrier.arrived = 0;
-    ++barrier.round;
+  if (++barrier.arrived < threads) {
+    wait_until([&] { return barrier.round != round; });
+    return;
   }
+  barrier.arrived = 0;
+  ++barrier.round;
   progress();
-  return round;
-}
-
-void sync_threads(int id, int threads) {
-  const long round = arrive_threads(id, threads);
-  wait_until([&] { return barriers[id].round != round; });
 }
 
 Meeting& join(void* mine, const void* instruction) {

@@ -45,9 +45,8 @@ using Engine = void (*)(bool all);
 void run_cta(int threads, const std::function<void()>& body, std::initializer_list<Engine> engines);
 void set_seed(uint64_t seed);
 
-// Barrier `id` of the CTA (bar.sync), for `threads` threads. The other (bar.arrive) does not wait.
+// Barrier `id` of the CTA (bar.sync), for `threads` threads.
 void sync_threads(int id, int threads);
-long arrive_threads(int id, int threads);
 
 // A warp's meeting: what its lanes gave for one instruction.
 struct Meeting {

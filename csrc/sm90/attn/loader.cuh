@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loaders: one warpgroup that brings slot indices and KV rows of all tiles of a plan entry.
 //
-// Tile t (of kStageTokens) goes to stage t % stages, its slot indices to entry t % (2 stages + 1).
-// At tile t the loaders copy its K and the indices of tile t + stages, which arrive at the barrier
-// of the stage's K together, and then its V. A loader reads the indices of tile t behind its wait
-// for the math to release the K of tile t - stages, which the math could not read before those
-// copies had arrived: so the indices are there, without a barrier among the loaders. Nor does a
-// fast loader overwrite indices that a slow one still needs: it is at most stages tiles ahead of
-// the last one whose V a slow loader has yet to copy.
+// Tile t goes to stage t % stages, its slot indices to entry t % (2 stages + 1). At tile t the
+// loaders copy its K and the indices of tile t + stages, which arrive at the barrier of the
+// stage's K together, and then its V. A loader reads the indices of tile t behind its wait for the
+// math to release the K of tile t - stages, which the math could not read before those copies had
+// arrived: so the indices are there, without a barrier among the loaders. Nor does a fast loader
+// overwrite indices that a slow one still needs: it is at most stages tiles ahead of the last one
+// whose V a slow loader has yet to copy.
 #pragma once
 
 #include "../../smxx/attn/loads.cuh"
@@ -53,13 +53,7 @@ struct Loader {
       smxx::prepare_window<Traits, Rows>(p, shared, index_at.segment);
       sync();  // the window's rows and s.used are there before any loader needs them
     }
-    smxx::advance(shared, index_at, Traits::kStageTiles);
-  }
-
-  // Of the stage that comes launch.stages later.
-  __device__ __forceinline__ int next_entry(int entry) const {
-    const int stages = ptx::opaque(launch.stages);
-    return entry <= stages ? entry + stages : entry - stages - 1;
+    smxx::advance(shared, index_at);
   }
 
   // What was written without cp.async is released by one thread, which saw it behind sync().
@@ -69,8 +63,11 @@ struct Loader {
   }
 
   __device__ __forceinline__ void run(uint32_t ring) {
-    // The slot indices of the first stages, before anything else.
-    for (int i = 0; i < launch.stages; ++i) next_index(i);
+    const int stages = launch.stages;
+    const int entries = 2 * stages + 1;
+    // The slot indices of the first tiles, before anything else.
+    int index_entry = 0;
+    for (; index_entry < stages; ++index_entry) next_index(index_entry);
     ptx::cp_async_commit();
     ptx::cp_async_wait(0);
     sync();
@@ -82,18 +79,17 @@ struct Loader {
     while (true) {
       ptx::barrier_wait(ptx::smem_address(&shared.keys.empty[stage]), parity);
       const smxx::Cursor at = shared.tile_of_entry[entry];
+      const uint32_t address = ring + stage * Traits::kStageBytes;
       if (Traits::load_thread() == 0) shared.segment_of_stage[stage] = at.segment;
       if (at.segment == kEndOfSegments) break;
-      smxx::load_tile<Traits, smxx::kKeys>(p, launch, shared, at, entry,
-                                           ring + stage * Traits::kStageBytes);
-      next_index(next_entry(entry));
+      smxx::load_tile<Traits, smxx::kKeys>(p, launch, shared, at, entry, address);
+      next_index(index_entry);
       arrive(shared.keys.full[stage]);
       ptx::barrier_wait(ptx::smem_address(&shared.values.empty[stage]), parity);
-      smxx::load_tile<Traits, smxx::kValues>(p, launch, shared, shared.tile_of_entry[entry], entry,
-                                             ring + stage * Traits::kStageBytes);
+      smxx::load_tile<Traits, smxx::kValues>(p, launch, shared, at, entry, address);
       arrive(shared.values.full[stage]);
-      const int stages = ptx::opaque(launch.stages);  // nothing of it stays in registers
-      entry = entry == 2 * stages ? 0 : entry + 1;
+      if (++index_entry == entries) index_entry = 0;
+      if (++entry == entries) entry = 0;
       if (++stage == stages) {
         stage = 0;
         parity ^= 1;

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The math: warpgroups that turn the tiles of the loaders into finished rows.
 //
-// For each stage, in order, its S and the O of the stage before are started together; S ends first,
-// and its softmax is computed while that O still runs. A K is released behind its S, a V behind its
-// O. Both are complete before the next stage, so no wgmma is in flight when O is scaled. The S of
-// one warpgroup is hidden behind the softmax of the other one, or of another CTA. Two warpgroups of
-// a CTA take turns in starting theirs, else both would do the same at the same time
-// (FlashAttention 3).
+// A unit is one row block of one tile. For each unit, in order, its S and the O of the unit before
+// are started together; S ends first, and its softmax is computed while that O still runs. A K is
+// released behind its last S, a V behind its last O: a unit later. Both are complete before the
+// next unit, so no wgmma is in flight when an O is scaled. The S of one warpgroup is hidden behind
+// the softmax of the other one, or of another CTA.
 #pragma once
 
 #include "../../smxx/attn/epilogue.cuh"
@@ -19,10 +18,9 @@ struct Math {
   using Element = typename Traits::Element;
   using Op = ptx::Wgmma<Element>;
   using Tile = smxx::WarpTile<Traits>;
-  static constexpr int kTokens = Traits::kStageTokens;
-  static constexpr int kTiles = Traits::kStageTiles;
+  static constexpr int kBlocks = Traits::kRowBlocks;
   static constexpr int kSteps = Traits::kHeadDim / 16;  // of Q K^T
-  static constexpr int kTokenSteps = kTokens / 16;      // of P V
+  static constexpr int kTokenSteps = kTile / 16;        // of P V
   using Scores = typename Tile::BlockScores;
   using Weights = uint32_t[kTokenSteps][4];
   using Queries = uint32_t[kSteps][4];
@@ -34,69 +32,43 @@ struct Math {
     uint32_t parity;
   };
 
-  // What this lane's rows see of a stage, looked up before anything waits for it.
-  struct Mask {
-    bool used;
-    typename Tile::Mask of_tile[kTiles];
-  };
-
-  // S, committed. The Q of this warpgroup is at q_address or in q.
-  static __device__ __forceinline__ void start_scores(uint32_t stage, uint32_t q_address,
+  // S of block b, committed. The Q of this warpgroup is at q_address or in q.
+  static __device__ __forceinline__ void start_scores(int b, uint32_t stage, uint32_t q_address,
                                                       const Queries& q, Scores& s) {
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      const uint64_t keys = row_descriptor(stage, 16 * k, kTokens);
+      const uint64_t keys = row_descriptor(stage, 16 * k, kTile);
       if constexpr (Traits::kQInRegisters) {
         Op::template multiply<false>(s, q[k], keys, k > 0);
       } else {
-        Op::multiply(s, row_descriptor(q_address, 16 * k, 64), keys, k > 0);
+        const uint32_t block = q_address + b * Traits::kBlockBytes;
+        Op::multiply(s, row_descriptor(block, 16 * k, 64), keys, k > 0);
       }
     }
     ptx::wgmma_commit();
   }
 
-  // O += P V, committed.
-  static __device__ __forceinline__ void start_values(uint32_t stage, const Weights& w,
+  // O += P V of block b, committed.
+  static __device__ __forceinline__ void start_values(int b, uint32_t stage, const Weights& w,
                                                       State& state) {
 #pragma unroll
     for (int k = 0; k < kTokenSteps; ++k) {
-      const uint64_t values = column_descriptor(stage + Traits::kHalfStageBytes, 16 * k, kTokens);
-      Op::template multiply<true>(state.o[0], w[k], values, true);
+      Op::template multiply<true>(state.o[b], w[k],
+                                  column_descriptor(stage + Traits::kHalfStageBytes, 16 * k, kTile),
+                                  true);
     }
     ptx::wgmma_commit();
   }
 
-  // Only stages that reach into the window or behind the segment have a mask.
-  static __device__ __forceinline__ void look_up(const AttnParams& p,
-                                                 const smxx::AttnLaunch& launch,
-                                                 const smxx::SegmentEntry& s, int tile,
-                                                 int warp_row, Mask& mask) {
-    mask.used = (tile + kTiles) * kTile > s.committed || tile + kTiles > s.tile_end;
-    if (!mask.used) return;
-#pragma unroll
-    for (int i = 0; i < kTiles; ++i) {
-      mask.of_tile[i].visible[0] = 0;
-      if (tile + i >= s.tile_end) continue;
-      Tile::template look_up_all<Rows>(p, launch, s, tile + i, warp_row, 0, mask.of_tile[i]);
+  // The mask is used only in tiles that reach into the window.
+  static __device__ __forceinline__ void weigh(float scale, int b, bool masked, uint32_t visible,
+                                               Scores& s, State& state, float (&rescale)[2],
+                                               bool& changed) {
+    if (masked) {
+      Tile::mask(visible, 0, s);
+      Tile::mask(visible >> 16, 1, s);
     }
-  }
-
-  static __device__ __forceinline__ void pack(const Scores& s, Weights& weights) {
-#pragma unroll
-    for (int k = 0; k < kTokenSteps; ++k) Tile::pack_weights(s, k, weights[k]);
-  }
-
-  static __device__ __forceinline__ void weigh(float scale, const Mask& mask, Scores& s,
-                                               State& state, float (&rescale)[2], bool& changed) {
-    if (mask.used) {
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const uint32_t visible = mask.of_tile[i].visible[0];
-        Tile::mask(visible, 0, i * kTile / 8, s);
-        Tile::mask(visible >> 16, 1, i * kTile / 8, s);
-      }
-    }
-    Tile::weights_of(scale, 0, s, state, rescale, changed);
+    Tile::weights_of(scale, b, s, state, rescale, changed);
   }
 
   // The queries of this warpgroup. No wgmma that reads the old ones is in flight in this warp.
@@ -122,11 +94,11 @@ struct Math {
                                              SharedFront<Traits>& shared, int first_row,
                                              char* q_smem, uint32_t ring) {
     const int warp = threadIdx.x / 32;
-    const int warp_row = first_row + warp * 16;
+    const int warp_row = first_row + warp * 16 * kBlocks;
     // By shuffle, so that the compiler knows that lanes agree and keeps descriptors in uniform
     // registers.
     const uint32_t q_address =
-        ptx::smem_address(q_smem) + __shfl_sync(~0u, warp / 4, 0) * Traits::kBlockBytes;
+        ptx::smem_address(q_smem) + __shfl_sync(~0u, warp / 4, 0) * kBlocks * Traits::kBlockBytes;
     Place at{0, 0};
     smxx::RowState<Traits> state;
     Queries q;
@@ -137,20 +109,18 @@ struct Math {
       ptx::async_proxy_fence();  // the copies were made through the generic proxy
     };
     auto release = [&](HalfBarriers& half, const Place& place) {
+      __syncwarp();  // behind what any of its lanes has read
       if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::smem_address(&half.empty[place.stage]));
     };
     auto next_stage = [&] {
       if (++at.stage == launch.stages) at = Place{0, at.parity ^ 1};
     };
-    constexpr bool kTurns = Traits::kWarpgroups == 2;
-    const int warpgroup = warp / 4;
-    auto take_turn = [&] {
-      if constexpr (kTurns) ptx::named_sync(kTurnBarrier + warpgroup, Traits::kThreads);
+    auto look_up = [&](const smxx::SegmentEntry& s, int tile, typename Tile::Mask& mask) {
+      const bool masked = (tile + 1) * kTile > s.committed;
+      if (masked) Tile::template look_up_all<Rows>(p, launch, s, tile, warp_row, 0, mask);
+      return masked;
     };
-    auto give_turn = [&] {
-      if constexpr (kTurns) ptx::named_arrive(kTurnBarrier + 1 - warpgroup, Traits::kThreads);
-    };
-    if (warpgroup == 1) give_turn();
+
 #pragma unroll 1
     for (int segment = 0;; ++segment) {
       // The first segment is in the table from the start: its queries are on their way before its
@@ -166,64 +136,67 @@ struct Math {
 
       Scores scores;
       Weights weights;
-      Mask mask;
-      float rescale[2];
+      typename Tile::Mask mask;
       const int tile_end = s.tile_end;
       int tile = s.tile_begin;
-      look_up(p, launch, s, tile, warp_row, mask);
+      bool masked = look_up(s, tile, mask);
 
-      // The first S has no O beside it, and there is nothing to scale.
-      uint32_t address = address_of(at.stage);
-      bool changed = false;
-      ptx::pin(scores);
-      take_turn();
-      ptx::wgmma_fence();
-      start_scores(address, q_address, q, scores);
-      give_turn();
-      ptx::wgmma_wait<0>();
-      ptx::pin(scores);
-      release(shared.keys, at);
-      weigh(launch.scale_log2, mask, scores, state, rescale, changed);
-      pack(scores, weights);
-      wait_for(shared.values, at);
-#pragma unroll 1
-      while ((tile += kTiles) < tile_end) {
-        const Place before = at;
-        const uint32_t address_before = address;
-        next_stage();
-        address = address_of(at.stage);
-        look_up(p, launch, s, tile, warp_row, mask);
-        wait_for(shared.keys, at);
-        changed = false;
+      // The wgmma of one unit, block b of the tile whose K is at `at`, and of the unit before,
+      // block `before` of the tile whose V is at `values`. Then the softmax.
+      auto unit = [&](int b, int before, const Place& values) {
+        float rescale[2];
+        bool changed = false;
         ptx::pin(scores);
         ptx::pin(weights);
-        ptx::pin(state.o[0]);
-        take_turn();
+        ptx::pin(state.o[before]);
         ptx::wgmma_fence();
-        start_scores(address, q_address, q, scores);
-        start_values(address_before, weights, state);
-        give_turn();
+        start_scores(b, address_of(at.stage), q_address, q, scores);
+        start_values(before, address_of(values.stage), weights, state);
         ptx::wgmma_wait<1>();
         ptx::pin(scores);
-        release(shared.keys, at);
-        weigh(launch.scale_log2, mask, scores, state, rescale, changed);
+        if (b == kBlocks - 1) release(shared.keys, at);
+        weigh(launch.scale_log2, b, masked, mask.visible[b], scores, state, rescale, changed);
         ptx::pin(scores);  // before the wait
         ptx::wgmma_wait<0>();
-        ptx::pin(state.o[0]);
-        release(shared.values, before);
-        if (__any_sync(~0u, changed)) Tile::rescale_output(0, rescale, state);
+        ptx::pin(state.o[before]);
+        if (before == kBlocks - 1) release(shared.values, values);
+        if (__any_sync(~0u, changed)) Tile::rescale_output(b, rescale, state);
         ptx::pin(weights);
-        pack(scores, weights);
+#pragma unroll
+        for (int k = 0; k < kTokenSteps; ++k) Tile::pack_weights(scores, k, weights[k]);
+      };
+
+      // The first unit has none before it, and its O nothing to scale.
+      {
+        float rescale[2];
+        bool changed = false;
+        ptx::pin(scores);
+        ptx::wgmma_fence();
+        start_scores(0, address_of(at.stage), q_address, q, scores);
+        ptx::wgmma_wait<0>();
+        ptx::pin(scores);
+        if (kBlocks == 1) release(shared.keys, at);
+        weigh(launch.scale_log2, 0, masked, mask.visible[0], scores, state, rescale, changed);
+#pragma unroll
+        for (int k = 0; k < kTokenSteps; ++k) Tile::pack_weights(scores, k, weights[k]);
+      }
+#pragma unroll 1
+      while (true) {
         wait_for(shared.values, at);
+        if constexpr (kBlocks == 2) unit(1, 0, at);
+        if (++tile == tile_end) break;
+        const Place values = at;
+        next_stage();
+        masked = look_up(s, tile, mask);
+        wait_for(shared.keys, at);
+        unit(0, kBlocks - 1, values);
       }
       ptx::pin(weights);
-      ptx::pin(state.o[0]);
-      take_turn();
+      ptx::pin(state.o[kBlocks - 1]);
       ptx::wgmma_fence();
-      start_values(address, weights, state);
-      give_turn();
+      start_values(kBlocks - 1, address_of(at.stage), weights, state);
       ptx::wgmma_wait<0>();
-      ptx::pin(state.o[0]);
+      ptx::pin(state.o[kBlocks - 1]);
       ptx::pin(weights);
       release(shared.values, at);
       next_stage();
@@ -233,7 +206,6 @@ struct Math {
       smxx::finish_many<Traits, Rows>(first_row, warp, state, sink);
       if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
     }
-    if (warpgroup == 0) take_turn();  // the last one given
   }
 };
 

@@ -4,14 +4,17 @@
 // Plan, segments, packed rows, masks, parts and their combination are those of the portable kernel
 // (smxx/attn). Here the warps of a CTA have two jobs:
 //
-//   math     one or two warpgroups, each with 64 rows. For each stage: S [64, T] = Q K^T and
-//            O [64, D] += P [64, T] V by wgmma, fp32 sums; T = 64 tokens, or 128 where there are
-//            two warpgroups (head_dim 256: 64).
+//   math     one or two warpgroups, each with kRowBlocks blocks of 64 rows. For each KV tile and
+//            block: S [64, 64] = Q K^T and O [64, D] += P V by wgmma, fp32 sums.
 //   loaders  one warpgroup behind them: slot indices and KV rows by cp.async, new rows.
 //
-// Shared memory = stages x (K T x D + V T x D) + fixed part, and Q at head_dim 256. At D 128:
-//   rows  64   3 x 32 K + 10 K = 106 K  2 CTAs / SM
-//   rows 128   3 x 64 K + 10 K = 202 K  1
+// Warp w of the math has packed rows 16 kRowBlocks w and on, block b the 16 from 16 b of these, so
+// row i of block b of a warpgroup is row 16 kRowBlocks (i / 16) + 16 b + i % 16 of its rows.
+//
+// Shared memory = Q (if not in registers) + stages x (K 64 x D + V 64 x D) + fixed part. At D 128:
+//   rows  64                3 x 32 K + 10 K = 106 K  2 CTAs / SM
+//   rows 128                6 x 32 K + 10 K = 202 K  1
+//   rows 256   Q 64 K +     4 x 32 K + 10 K = 202 K  1
 #pragma once
 
 #include "../../ptx/mbarrier.cuh"
@@ -28,7 +31,6 @@ using smxx::kTile;
 constexpr int kMathBarrier = 1;
 constexpr int kLoadBarrier = 2;
 constexpr int kWarpgroupBarrier = 3;  // and the next one
-constexpr int kTurnBarrier = 5;       // and the next one
 
 template <class Element_, int kHeadDim_, int kRowTile_>
 struct WgmmaTraits {
@@ -37,41 +39,42 @@ struct WgmmaTraits {
   static constexpr int kRowTile = kRowTile_;
   static constexpr bool kFew = false;
   static constexpr int kTokenGroups = 1;
-  static constexpr int kRowBlocks = 1;
-  static constexpr int kWarpgroups = kRowTile / 64;
+  static constexpr int kRowBlocks = kRowTile == 256 ? 2 : 1;
+  static constexpr int kWarpgroups = kRowTile / (64 * kRowBlocks);
   static constexpr int kThreads = 128 * kWarpgroups;  // of the math, the first of the CTA
   static constexpr int kRowGroups = kThreads / 32;
   static constexpr int kLoadThreads = 128;
   static constexpr int kCtaThreads = kThreads + kLoadThreads;
-  static constexpr int kStageTokens = wgmma_stage_tokens(kRowTile, kHeadDim);
-  static constexpr int kStageTiles = kStageTokens / kTile;
-  static constexpr int kStepTokens = kStageTokens;
+  static constexpr int kWarpTokens = kTile;
+  static constexpr int kStepTokens = kTile;
   static constexpr bool kLazyMax = true;
-  static constexpr bool kQInRegisters = wgmma_q_in_registers(kHeadDim);
+  static constexpr bool kQInRegisters = wgmma_q_in_registers(kRowTile, kHeadDim);
   static constexpr bool kQByCopy = !kQInRegisters;
   static constexpr int kMinCtasPerSm = wgmma_ctas_per_sm(kRowTile, kHeadDim);
 
   // Registers per thread: what a launch gives to all, moved from the loaders to the math.
   static constexpr int kLaunchRegisters = 65536 / (kCtaThreads * kMinCtasPerSm) / 8 * 8;
   static constexpr bool kMoveRegisters = kLaunchRegisters < 200;
-  static constexpr int kLoadRegisters = 56;
+  static constexpr int kLoadRegisters = 64;
   static constexpr int kMathRegisters =
       (kLaunchRegisters * kCtaThreads - kLoadRegisters * kLoadThreads) / kThreads / 8 * 8;
 
   static constexpr int kRowBytes = kHeadDim * 2;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kRowsPerPass = kLoadThreads / kChunks;
-  static constexpr int kHalfStageBytes = kStageTokens * kRowBytes;
+  static constexpr int kHalfStageBytes = kTile * kRowBytes;
   static constexpr int kStageBytes = 2 * kHalfStageBytes;
   static constexpr int kBlockBytes = 64 * kRowBytes;  // of Q
   static constexpr int kQBytes = kQInRegisters ? 0 : kRowTile * kRowBytes;
 
   static constexpr int kTileRowBytes = kChunkRowBytes;
   static SPECFUSED_HD constexpr uint32_t kv_offset(int row, int chunk) {
-    return block_offset(row, chunk, kStageTokens);
+    return block_offset(row, chunk, kTile);
   }
   static SPECFUSED_HD constexpr uint32_t q_offset(int row, int chunk) {
-    return row / 64 * kBlockBytes + block_offset(row % 64, chunk, 64);
+    const int warp = row / (16 * kRowBlocks);
+    const int block = warp / 4 * kRowBlocks + row / 16 % kRowBlocks;
+    return block * kBlockBytes + block_offset(warp % 4 * 16 + row % 16, chunk, 64);
   }
   // Read where it is used: the loaders have few registers.
   static __device__ __forceinline__ uint32_t load_thread() {
@@ -90,15 +93,15 @@ struct HalfBarriers {
 
 template <class Traits>
 struct SharedFront {
-  // From the stage that the math works on to the last slot index: 2 stages + 1, so many entries may
-  // be in use when eight more are filled.
+  // From the tile that the math works on to the last slot index: 2 stages + 1 tiles, so many
+  // entries may be in use when eight more are filled.
   static constexpr int kSegments = 32;
   static_assert(2 * kWgmmaMaxStages + 1 + kSegmentBatch <= kSegments, "overwrites a live entry");
-  // Of the stages to be loaded next, of as many before them whose V slow loaders still read, and
-  // one. The deepest ring has the smallest stages.
-  static constexpr int kIndexRing = 2 * kWgmmaMaxStages * kTile / Traits::kStageTokens + 1;
+  // Of the tiles to be loaded next, of as many before them whose V slow loaders still read, and
+  // one.
+  static constexpr int kIndexRing = 2 * kWgmmaMaxStages + 1;
   smxx::SegmentEntry segments[kSegments];
-  int64_t slot_index[kIndexRing][Traits::kStageTokens];
+  int64_t slot_index[kIndexRing][kTile];
   smxx::Cursor tile_of_entry[kIndexRing];
   HalfBarriers keys;
   HalfBarriers values;

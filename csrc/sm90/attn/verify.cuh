@@ -64,6 +64,10 @@ int run_verify(const AttnParams& p, const AttnConfig& config, int device, void* 
       return launch_verify<WgmmaTraits<Element, kHeadDim, 64>>(p, config, device, stream);
     case 128:
       return launch_verify<WgmmaTraits<Element, kHeadDim, 128>>(p, config, device, stream);
+    case 256:
+      if constexpr (kHeadDim <= 128) {
+        return launch_verify<WgmmaTraits<Element, kHeadDim, 256>>(p, config, device, stream);
+      }
   }
   return cudaErrorInvalidValue;
 }

@@ -55,7 +55,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
     load_slot_index<Traits>(shared, at, ring_entry);
     if (s.tail && at.tile == s.tile_begin) prepare_window<Traits, Rows>(p, shared, at.segment);
-    advance(shared, at, 1);
+    advance(shared, at);
     keep_cursor(shared.index_at[warp], at);
   };
   auto next_load = [&](int stage) {
@@ -64,7 +64,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     if (at.tile == kNotEntered) enter_segment(shared, at);
     load_tile<Traits, kBoth>(p, launch, shared, at, stage,
                              ring_address + stage * Traits::kStageBytes);
-    advance(shared, at, 1);
+    advance(shared, at);
     keep_cursor(shared.load_at[warp], at);
   };
   auto before = [&](int stage) { return stage == 0 ? stages - 1 : stage - 1; };
@@ -143,7 +143,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
       state.reset();
     }
-    advance(shared, math_at, 1);
+    advance(shared, math_at);
   }
   combine<Traits, Rows>(p, launch, shared, row_tile);
 }

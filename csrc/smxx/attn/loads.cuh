@@ -22,12 +22,12 @@ struct DecodeRow {
   }
 };
 
-// Slots of one stage -> ring entry. A window column given by window_slots has 8 bytes, any other
+// Slots of one tile -> ring entry. A window column given by window_slots has 8 bytes, any other
 // position 4 of the table row; load_tile knows which. Positions behind the window are left alone.
 template <class Traits, class Shared>
 __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at, int ring_entry) {
   const uint32_t token = Traits::load_thread();
-  if (token >= Traits::kStageTokens) return;
+  if (token >= kTile) return;
   const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
   const int position = at.tile * kTile + token;
   if (position >= s.committed + s.width) return;
@@ -41,15 +41,14 @@ __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at
 
 enum Halves { kKeys = 1, kValues = 2, kBoth = 3 };  // of a stage
 
-// K and V rows from tile `at` on -> stage. Rows that no row of the step may see are zeros, so that
-// they can meet a P of 0 whatever their memory holds; they are not read. Nor are those behind the
-// last tile of the segment, in a stage of several. A slot outside the pool is 0.
+// K and V rows of one tile -> stage. Rows that no row of the step may see are zeros, so that they
+// can meet a P of 0 whatever their memory holds; they are not read. A slot outside the pool is 0.
 template <class Traits, int kHalves, class Shared>
 __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch& launch,
                                           Shared& shared, const Cursor& at, int ring_entry,
                                           uint32_t stage) {
   using Element = typename Traits::Element;
-  constexpr int kPasses = Traits::kStageTokens / Traits::kRowsPerPass;
+  constexpr int kPasses = kTile / Traits::kRowsPerPass;
   const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
   const int chunk = Traits::load_thread() % Traits::kChunks;
   const int first_row = Traits::load_thread() / Traits::kChunks;
@@ -72,9 +71,8 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
     }
   };
 
-  const int window = s.committed - at.tile * kTile;  // place of window column 0 in the stage
-  const int end = (s.tile_end - at.tile) * kTile;    // of the segment
-  if (window >= Traits::kStageTokens && end >= Traits::kStageTokens) {
+  const int window = s.committed - at.tile * kTile;  // place of window column 0 in the tile
+  if (window >= kTile) {
     // Indices of a batch are read ahead of the copies that need them.
     constexpr int kBatch = kPasses < 4 ? kPasses : 4;
 #pragma unroll
@@ -95,12 +93,10 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
   const TreeWord used = s.used;
 #pragma unroll 2
   for (int pass = 0; pass < kPasses; ++pass) {
-    const int token = first_row + pass * Traits::kRowsPerPass;
-    const int column = token - window;
+    const int column = first_row + pass * Traits::kRowsPerPass - window;
     // The index of a row that is not valid may be anything.
     const int64_t wide = index[pass * Traits::kRowsPerPass];
-    const bool visible = column < 0 || (column < kMaxWindow && sees(used, max_of(column, 0)));
-    const bool valid = visible && token < end;
+    const bool valid = column < 0 || (column < kMaxWindow && sees(used, max_of(column, 0)));
     const int64_t slot = column >= 0 && wide_index ? wide : static_cast<int32_t>(wide);
     const bool in_pool = static_cast<uint64_t>(slot) < launch.num_slots;
     copy(pass, valid && in_pool ? static_cast<uint32_t>(slot) : 0, valid);

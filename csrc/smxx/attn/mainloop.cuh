@@ -142,15 +142,13 @@ struct WarpTile {
            every_8th_pair(static_cast<uint32_t>(columns >> 32)) << 8;
   }
 
-  // The scores of the tokens of a tile, or of a step within it, from the n-th 8 on.
-  static __device__ __forceinline__ void mask(uint32_t visible, int h, int first, BlockScores& s) {
+  static __device__ __forceinline__ void mask(uint32_t visible, int h, BlockScores& s) {
 #pragma unroll
-    for (int n = 0; n < min_of(Traits::kStepTokens, kTile) / 8; ++n) {
+    for (int n = 0; n < Traits::kStepTokens / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const bool keep = visible >> (2 * n + i) & 1;
-        float& score = s[first + n][2 * h + i];
-        score = keep ? score : -CUDART_INF_F;
+        s[n][2 * h + i] = keep ? s[n][2 * h + i] : -CUDART_INF_F;
       }
     }
   }
@@ -280,7 +278,7 @@ struct WarpTile {
       if (masked) {
 #pragma unroll
         for (int i = 0; i < 2 * kBlocks; ++i) {
-          mask(early.visible[i / 2] >> (16 * (i % 2) + step / 4), i % 2, 0, s[i / 2]);
+          mask(early.visible[i / 2] >> (16 * (i % 2) + step / 4), i % 2, s[i / 2]);
         }
       }
       softmax(launch.scale_log2, s, state);

@@ -171,9 +171,8 @@ __device__ __forceinline__ void enter_segment(const Shared& shared, Cursor& curs
 }
 
 template <class Shared>
-__device__ __forceinline__ void advance(const Shared& shared, Cursor& cursor, int tiles) {
-  cursor.tile += tiles;
-  if (cursor.tile >= shared.segments[cursor.segment % Shared::kSegments].tile_end) {
+__device__ __forceinline__ void advance(const Shared& shared, Cursor& cursor) {
+  if (++cursor.tile >= shared.segments[cursor.segment % Shared::kSegments].tile_end) {
     ++cursor.segment;
     enter_segment(shared, cursor);
   }

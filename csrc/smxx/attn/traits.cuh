@@ -91,8 +91,7 @@ struct AttnTraits {
   static constexpr int kChunks = kRowBytes / 16;  // of one K or V row
   static constexpr int kLoadThreads = kThreads;   // every warp loads
   static constexpr int kRowsPerPass = kLoadThreads / kChunks;
-  static constexpr int kStageTokens = kTile;
-  static constexpr int kHalfStageBytes = kStageTokens * kRowBytes;
+  static constexpr int kHalfStageBytes = kTile * kRowBytes;
   static constexpr int kStageBytes = 2 * kHalfStageBytes;  // K, then V
 
   // Shared memory: SharedFront, Q, ring. The XOR of a chunk index needs rows aligned to their size.

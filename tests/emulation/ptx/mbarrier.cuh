@@ -18,7 +18,6 @@ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   emulation::wait_for_phase(barrier, parity);
 }
 inline void named_sync(int barrier, int threads) { emulation::sync_threads(barrier, threads); }
-inline void named_arrive(int barrier, int threads) { emulation::arrive_threads(barrier, threads); }
 template <int kRegisters>
 void give_up_registers() {}
 template <int kRegisters>
