@@ -146,12 +146,14 @@ struct Math {
       auto unit = [&](int b, int before, const Place& values) {
         float rescale[2];
         bool changed = false;
+        const uint32_t keys_address = address_of(at.stage);
+        const uint32_t values_address = address_of(values.stage);
         ptx::pin(scores);
         ptx::pin(weights);
         ptx::pin(state.o[before]);
         ptx::wgmma_fence();
-        start_scores(b, address_of(at.stage), q_address, q, scores);
-        start_values(before, address_of(values.stage), weights, state);
+        start_scores(b, keys_address, q_address, q, scores);
+        start_values(before, values_address, weights, state);
         ptx::wgmma_wait<1>();
         ptx::pin(scores);
         if (b == kBlocks - 1) release(shared.keys, at);

@@ -26,7 +26,8 @@ struct DecodeRow {
 // position 4 of the table row; load_tile knows which. Positions behind the window are left alone.
 template <class Traits, class Shared>
 __device__ __forceinline__ void load_slot_index(Shared& shared, const Cursor& at, int ring_entry) {
-  const uint32_t token = Traits::load_thread();
+  const uint32_t token =
+      ptx::opaque(static_cast<int>(Traits::load_thread()));  // see prepare_window
   if (token >= kTile) return;
   const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
   const int position = at.tile * kTile + token;
@@ -50,8 +51,10 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
   using Element = typename Traits::Element;
   constexpr int kPasses = kTile / Traits::kRowsPerPass;
   const SegmentEntry& s = shared.segments[at.segment % Shared::kSegments];
-  const int chunk = Traits::load_thread() % Traits::kChunks;
-  const int first_row = Traits::load_thread() / Traits::kChunks;
+  const uint32_t thread =
+      ptx::opaque(static_cast<int>(Traits::load_thread()));  // see prepare_window
+  const int chunk = thread % Traits::kChunks;
+  const int first_row = thread / Traits::kChunks;
   const auto* k = static_cast<const Element*>(p.k_cache) + s.kv_head * p.stride_k_head + chunk * 8;
   const auto* v = static_cast<const Element*>(p.v_cache) + s.kv_head * p.stride_v_head + chunk * 8;
   const int64_t* index = &shared.slot_index[ring_entry][first_row];
