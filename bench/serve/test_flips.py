@@ -351,8 +351,8 @@ def test_a_run_has_a_case_for_every_batch_size(suite, monkeypatch):
     assert (first["plain_ms"], first["on_ms"], first["memory"]) == (2.0, 4.0, None)
     small, whole = first["ring"]
     assert (small["ring"], small["us_per_token"]) == (4, 125.0)  # 1 ms for 4 pairs of 2 requests
-    assert (whole["ring"], whole["us_per_token"]) == (64, 62.5)
-    assert ("0" * 8 + "1", 4) in engine.asked and ("1", 64) in engine.asked
+    assert (whole["ring"], whole["us_per_token"]) == (32, 62.5)
+    assert ("0" * 8 + "1", 4) in engine.asked and ("1", 32) in engine.asked
 
 
 def test_what_an_engine_did_before_it_failed_is_kept(suite, monkeypatch):

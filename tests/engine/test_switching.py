@@ -185,7 +185,7 @@ def test_auto_is_the_default(models, plain, capfd):
     assert outcome.tokens == plain.tokens
     assert outcome.ops["commit"] == len(outcome.steps) > 0
     log = capfd.readouterr().err
-    assert "specfused worker: SPECFUSED_MODE=auto; ring of 64 tokens" in log
+    assert "specfused worker: SPECFUSED_MODE=auto; ring of 32 tokens" in log
     assert int(re.search(r"together as much as (\d+) KV tokens", log)[1]) > 0
     assert re.search(r"step times in ms .*on 1 x 256: \d.*off 8 x 256: \d", log)
     assert re.search(r"specfused: drafting (on|off), .*; auto: .* ms = ", log)

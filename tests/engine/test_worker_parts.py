@@ -220,7 +220,7 @@ def test_simulated_acceptance_moves_what_it_accepts(topk, length, path, monkeypa
 
 def test_ring_size_is_checked(monkeypatch):
     monkeypatch.delenv("SPECFUSED_RING", raising=False)
-    assert ring.configured_size() == 64
+    assert ring.configured_size() == 32
     monkeypatch.setenv("SPECFUSED_RING", "0")
     with pytest.raises(ValueError, match="SPECFUSED_RING must be an integer of 1 to 999999, got 0"):
         ring.configured_size()
