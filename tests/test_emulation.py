@@ -161,6 +161,7 @@ def test_portable(builder, case, dtype, head_dim, seed):
     check(builder, "smxx", case, dtype, head_dim, seed, schedules=2)
 
 
+COMBINE = "csrc/smxx/attn/combine.cuh"
 MATH = "csrc/sm90/attn/math.cuh"
 LOADER = "csrc/sm90/attn/loader.cuh"
 PORTABLE_BODY = "csrc/smxx/attn/kernel.cuh"
@@ -199,6 +200,16 @@ MISTAKES = {
         "sm90",
         {LOADER: [("entries = 2 * stages + 1", "entries = stages + 1")]},
         "",
+    ),
+    "a unit closed without its parts": (
+        "sm90",
+        {COMBINE: [("shared.closes = num_arrived(seen) == others;", "shared.closes = true;")]},
+        "",
+    ),
+    "a closed unit's word left as it is": (
+        "smxx",
+        {COMBINE: [("if (shared.closes) ptx::store_relaxed(word, 0);", "")]},
+        "counters are not zero",
     ),
     "one arrival too few": (
         "sm90",

@@ -8,7 +8,7 @@
 // the softmax of the other one, or of another CTA.
 #pragma once
 
-#include "../../smxx/attn/epilogue.cuh"
+#include "../../smxx/attn/combine.cuh"
 #include "traits.cuh"
 
 namespace specfused::sm90 {
@@ -204,9 +204,15 @@ struct Math {
       next_stage();
 
       const smxx::Partials partials(p.workspace, p, launch.rows);
-      const smxx::RowSink<Traits, Rows> sink(p, launch, s, partials);
+      const int row_tile = blockIdx.x;
+      const smxx::RowSink<Traits, Rows> sink(p, launch, s, partials,
+                                             smxx::closes<Traits>(p, shared, s, row_tile));
       smxx::finish_many<Traits, Rows>(first_row, warp, state, sink);
       if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
+      if (s.split > 0 && s.num_splits <= smxx::kMostClosed) {
+        Traits::sync();
+        if (threadIdx.x == 0) smxx::arrive(p, shared, 0, row_tile);
+      }
     }
   }
 };

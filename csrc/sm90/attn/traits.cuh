@@ -111,6 +111,7 @@ struct SharedFront {
   int32_t next_unit;
   smxx::SegmentEntry pending[2];
   uint64_t seen[2];
+  bool closes;
 };
 
 }  // namespace specfused::sm90

@@ -4,7 +4,6 @@
 // this class.
 #pragma once
 
-#include "../../smxx/attn/combine.cuh"
 #include "../../smxx/attn/launch.cuh"
 #include "loader.cuh"
 #include "math.cuh"

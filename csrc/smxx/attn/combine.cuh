@@ -2,14 +2,22 @@
 // From the partial results of a unit to its result: the rows of each row tile are added up over all
 // splits, in split order, by CTAs that have nothing else left to do.
 //
-// A CTA has parts of at most two units, those that cross a border of its plan entry. It announces
-// its parts (arrives) and adds up when all of its tiles are done. One CTA alone reads about 64
-// bytes a cycle out of L2, so many rows are cut into shares. The owners of the shares are the last
-// splits of the unit but its tail, whose CTAs go no further. They wait for the other splits if
+// A CTA has parts of at most two units, those that cross a border of its plan entry: first of one
+// that another CTA begins, last of one that it begins itself.
+//
+// Few splits: the CTA of split 0 comes to the unit last, as a rule, and closes it: it adds the
+// other parts to what it still has in registers. The others announce theirs (arrive) when they are
+// stored. If they do not come in a bounded time, split 0 becomes a part like them, and whoever
+// arrives last adds up.
+//
+// Many splits: a CTA arrives and adds up when all of its tiles are done. One CTA alone reads about
+// 64 bytes a cycle out of L2, so many rows are cut into shares. The owners of the shares are the
+// last splits of the unit but its tail, whose CTAs go no further. They wait for the other splits if
 // nearly all of these have started, and give up otherwise or after a bounded time, so nothing
 // depends on which CTAs run at once. The owners that saw all CTAs arrive divide the shares given
-// up; where none did, the last CTA to arrive adds up all. Nothing of the result depends on who does
-// what.
+// up; where none did, the last CTA to arrive adds up all.
+//
+// Nothing of the result depends on who does what.
 #pragma once
 
 #include "epilogue.cuh"
@@ -62,7 +70,8 @@ __device__ __forceinline__ CombineShares combine_shares(int rows, int splits) {
   using Batch = CombineBatch<Traits::kHeadDim>;
   const int pass = Batch::rows(splits) * (Traits::kThreads * 4 / Traits::kHeadDim);
   const int most = min_of(splits - 1, kMaxShares);
-  // Waiting costs as much as one pass of one batch.
+  // Few splits are closed, as a rule. Waiting costs as much as one pass of one batch.
+  if (splits <= kMostClosed) return {1, rows};
   if (rows * ceil_div(splits, Batch::kLoads) <= 2 * pass || most < 2) return {1, rows};
   const int passes = ceil_div(ceil_div(rows, pass), most);
   return {ceil_div(rows, passes * pass), passes * pass};
@@ -159,6 +168,34 @@ __device__ __forceinline__ void arrive_early(const AttnParams& p, const AttnLaun
   }
 }
 
+// Is it worth looking at the word again for parts that are not there?
+__device__ __forceinline__ bool nearly_all_started(uint64_t word, int splits) {
+  return 4 * num_started(word) >= 3 * splits;
+}
+
+// All threads of the math, behind the last tile of a segment: does this CTA close the unit? If so,
+// nobody looks at the unit's word any more, and it is zero again. A CTA begins one unit at most
+// that has more splits, so shared.closes is written once.
+template <class Traits, class Shared>
+__device__ __forceinline__ bool closes(const AttnParams& p, Shared& shared, const SegmentEntry& s,
+                                       int row_tile) {
+  if (s.split != 0 || s.num_splits == 1 || s.num_splits > kMostClosed) return false;
+  if (threadIdx.x == 0) {
+    uint64_t* word = unit_word(p.workspace, s.first_cta, row_tile);
+    const int others = s.num_splits - 1;
+    uint64_t seen = ptx::load_acquire(word);
+    for (int look = 1;
+         look < kMaxLooks && num_arrived(seen) != others && nearly_all_started(seen, s.num_splits);
+         ++look) {
+      seen = ptx::load_acquire(word);
+    }
+    shared.closes = num_arrived(seen) == others;
+    if (shared.closes) ptx::store_relaxed(word, 0);
+  }
+  Traits::sync();
+  return __any_sync(~0u, shared.closes);  // the compiler now knows that lanes agree
+}
+
 // The share of a split, as a bit; 0: none.
 __device__ __forceinline__ uint32_t owned_share(int split, int splits, int num_shares) {
   const int share = splits - 2 - split;
@@ -169,7 +206,7 @@ __device__ __forceinline__ uint32_t owned_share(int split, int splits, int num_s
 __device__ __forceinline__ uint64_t wait_for_others(uint64_t* word, uint64_t seen, int splits,
                                                     uint32_t mine) {
   for (int look = 0;
-       look < kMaxLooks && num_arrived(seen) != splits && 4 * num_started(seen) >= 3 * splits;
+       look < kMaxLooks && num_arrived(seen) != splits && nearly_all_started(seen, splits);
        ++look) {
     seen = ptx::load_acquire(word);
   }

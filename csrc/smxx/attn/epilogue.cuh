@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a segment: merge of the token groups, then either the result (the unit has one split)
-// or a partial result, see combine.cuh.
+// The end of a segment: merge of the token groups, then either the result (the unit has one split,
+// or this CTA closes it) or a partial result, see combine.cuh.
 #pragma once
 
 #include "mainloop.cuh"
@@ -30,6 +30,32 @@ __device__ __forceinline__ float normaliser(float sum) {
   return sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
 }
 
+// Most splits of a unit that the CTA of split 0 adds up by itself, see combine.cuh.
+constexpr int kMostClosed = 4;
+
+// Statistics of the other parts of a row and, by weigh(), their weights beside that of this CTA's.
+struct OtherParts {
+  float2 stats[kMostClosed - 1];  // max, sum
+  float weight[kMostClosed - 1];
+
+  // As combine_rows does it: the maximum of all, then sums in split order. Returns the weight of
+  // split 0, whose max and sum become those of all.
+  __device__ __forceinline__ float weigh(float& max, float& sum) {
+    const float own = max;
+#pragma unroll
+    for (int i = 0; i < kMostClosed - 1; ++i) max = fmaxf(max, stats[i].x);
+    const float shift = max == -CUDART_INF_F ? 0.0f : max;
+    const float rescale = ptx::exp2_approx(own - shift);
+    sum = __fmaf_rn(sum, rescale, 0.0f);
+#pragma unroll
+    for (int i = 0; i < kMostClosed - 1; ++i) {
+      weight[i] = ptx::exp2_approx(stats[i].x - shift);
+      sum = __fmaf_rn(stats[i].y, weight[i], sum);
+    }
+    return rescale;
+  }
+};
+
 // Where finished rows of a segment go.
 template <class Traits, class Rows>
 struct RowSink {
@@ -38,16 +64,34 @@ struct RowSink {
   const SegmentEntry& segment;
   const Partials& partials;
   int64_t slot;
+  int others;  // parts of other CTAs to add: this one has split 0 and closes the unit. Or 0.
 
   __device__ __forceinline__ RowSink(const AttnParams& params, const AttnLaunch& launched,
-                                     const SegmentEntry& s, const Partials& parts)
+                                     const SegmentEntry& s, const Partials& parts,
+                                     bool closes = false)
       : p(params),
         launch(launched),
         segment(s),
         partials(parts),
-        slot(partial_slot(s.first_cta + s.split, s.split == 0)) {}
+        slot(partial_slot(s.first_cta + s.split, s.split == 0)),
+        others(closes ? s.num_splits - 1 : 0) {}
 
-  __device__ __forceinline__ bool direct() const { return segment.num_splits == 1; }
+  // Results, not a part.
+  __device__ __forceinline__ bool direct() const { return segment.num_splits == 1 || others > 0; }
+
+  // Row of parts of split i + 1, all in 32 bits, see combine_rows.
+  __device__ __forceinline__ int other_row(int i, int packed) const {
+    const int rows = static_cast<int>(partials.rows);
+    return (segment.first_cta + 1 + i) * 2 * rows + packed;
+  }
+
+  __device__ __forceinline__ void read_stats(int packed, OtherParts& parts) const {
+#pragma unroll
+    for (int i = 0; i < kMostClosed - 1; ++i) {
+      parts.stats[i] =
+          ptx::load_cg_if(i < others, partials.stats + other_row(i, packed), -CUDART_INF_F, 0.0f);
+    }
+  }
 
   __device__ __forceinline__ typename Traits::Element* out_row(int packed) const {
     const RowPlace place = row_place<Rows>(p, launch, segment, packed);
@@ -171,6 +215,21 @@ __device__ __forceinline__ void finish_few(Shared& shared, char* stage, int firs
         sum = __fmaf_rn(of_group[g].y, f, sum);
         add_scaled(o, part[g], f);
       }
+      if (sink.others > 0) {
+        OtherParts parts;
+        float4 x[kMostClosed - 1];
+        sink.read_stats(packed, parts);
+#pragma unroll
+        for (int i = 0; i < kMostClosed - 1; ++i) {
+          const float* row = sink.partials.o + int64_t{sink.other_row(i, packed)} * kDim;
+          x[i] = ptx::load_cg_if(i < sink.others, reinterpret_cast<const float4*>(row + d));
+        }
+        const float4 own = o;
+        o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        add_scaled(o, own, parts.weigh(max, sum));
+#pragma unroll
+        for (int i = 0; i < kMostClosed - 1; ++i) add_scaled(o, x[i], parts.weight[i]);
+      }
       if (sink.direct()) {
         *reinterpret_cast<uint2*>(sink.out_row(packed) + d) =
             pack4<Traits>(scaled(o, normaliser(sum)));
@@ -178,6 +237,54 @@ __device__ __forceinline__ void finish_few(Shared& shared, char* stage, int firs
         *reinterpret_cast<float4*>(sink.partial_row(packed) + d) = o;
       }
       if (d == 0) sink.put_stats(packed, max, sum);
+    }
+  }
+}
+
+// Class many: the other parts of one row to that of this thread's warp. One round of loads for two
+// splits, which is the rule.
+template <class Traits, class Rows>
+__device__ __forceinline__ void add_others(int packed, int b, int h, float& max, float& sum,
+                                           RowState<Traits>& state,
+                                           const RowSink<Traits, Rows>& sink) {
+  constexpr int kPairs = Traits::kHeadDim / 8;
+  OtherParts parts;
+  float2 x[kPairs];
+  auto read = [&](int i) {
+    const float* from = sink.partials.o + int64_t{sink.other_row(i, packed)} * Traits::kHeadDim +
+                        threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      x[n] = ptx::load_cg_if(true, reinterpret_cast<const float2*>(from + n * 8), 0.0f, 0.0f);
+    }
+  };
+  sink.read_stats(packed, parts);
+  read(0);
+  const float own = parts.weigh(max, sum);
+#pragma unroll
+  for (int i = 0; i < kMostClosed - 1; ++i) {
+    if (i == sink.others) break;
+    if (i > 0) read(i);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      float* o = &state.o[b][n][2 * h];
+      o[0] = __fmaf_rn(x[n].x, parts.weight[i], i == 0 ? __fmaf_rn(o[0], own, 0.0f) : o[0]);
+      o[1] = __fmaf_rn(x[n].y, parts.weight[i], i == 0 ? __fmaf_rn(o[1], own, 0.0f) : o[1]);
+    }
+  }
+}
+
+// Among each four lanes, word i of lane j becomes word j of lane i. The whole warp calls it.
+__device__ __forceinline__ void transpose_in_quad(uint32_t (&words)[4]) {
+#pragma unroll
+  for (int step = 2; step > 0; step /= 2) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & step) continue;
+      const uint32_t sent = upper ? words[i] : words[i + step];
+      const uint32_t got = __shfl_xor_sync(~0u, sent, step);
+      (upper ? words[i] : words[i + step]) = got;
     }
   }
 }
@@ -190,6 +297,8 @@ __device__ __forceinline__ void finish_many(int first_row, int row_group, RowSta
   const float scale = sink.launch.scale_log2;
   using Op = ptx::Element<typename Traits::Element>;
   const int lane = threadIdx.x % 32;
+  // By vote, so that the compiler knows that lanes agree.
+  const bool direct = __any_sync(~0u, sink.direct());
 #pragma unroll
   for (int b = 0; b < Traits::kRowBlocks; ++b) {
 #pragma unroll
@@ -197,21 +306,31 @@ __device__ __forceinline__ void finish_many(int first_row, int row_group, RowSta
       float sum = state.sum[b][h];
       sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
       sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-      const int packed = first_row + (row_group * Traits::kRowBlocks + b) * 16 + h * 8 + lane / 4;
-      if (packed >= rows) continue;
-      const float max = state.max[b][h];
-      if (lane % 4 == 0) {
-        sink.put_stats(packed, max == -CUDART_INF_F ? max : __fmul_rn(max, scale), sum);
-      }
-      if (sink.direct()) {
+      const int row = first_row + (row_group * Traits::kRowBlocks + b) * 16 + h * 8 + lane / 4;
+      const bool valid = row < rows;
+      const int packed = valid ? row : rows - 1;
+      float max = state.max[b][h];
+      max = max == -CUDART_INF_F ? max : __fmul_rn(max, scale);
+      if (sink.others > 0) add_others<Traits, Rows>(packed, b, h, max, sum, state, sink);
+      if (valid && lane % 4 == 0) sink.put_stats(packed, max, sum);
+      if (direct) {
         const float f = normaliser(sum);
-        auto* to = sink.out_row(packed) + lane % 4 * 2;
+        auto* to = sink.out_row(packed) + lane % 4 * 8;
 #pragma unroll
-        for (int n = 0; n < Traits::kHeadDim / 8; ++n) {
-          *reinterpret_cast<uint32_t*>(to + n * 8) =
-              Op::pack(__fmul_rn(state.o[b][n][2 * h], f), __fmul_rn(state.o[b][n][2 * h + 1], f));
+        for (int n = 0; n < Traits::kHeadDim / 8; n += 4) {
+          uint32_t words[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float* o = &state.o[b][n + i][2 * h];
+            words[i] = Op::pack(__fmul_rn(o[0], f), __fmul_rn(o[1], f));
+          }
+          transpose_in_quad(words);
+          if (valid) {
+            *reinterpret_cast<uint4*>(to + n * 8) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+          }
         }
-      } else {
+      } else if (valid) {
         float* to = sink.partial_row(packed) + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < Traits::kHeadDim / 8; ++n) {

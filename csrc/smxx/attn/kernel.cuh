@@ -133,7 +133,8 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
 
     if (math_at.tile + 1 == s.tile_end) {
       const Partials partials(p.workspace, p, launch.rows);
-      const RowSink<Traits, Rows> sink(p, launch, s, partials);
+      const RowSink<Traits, Rows> sink(p, launch, s, partials,
+                                       closes<Traits>(p, shared, s, row_tile));
       if constexpr (Traits::kFew) {
         finish_few<Traits, Rows>(shared, ring + stage * Traits::kStageBytes, first_row, token_group,
                                  row_group, state, sink);

@@ -44,6 +44,7 @@ enum Halves { kKeys = 1, kValues = 2, kBoth = 3 };  // of a stage
 
 // K and V rows of one tile -> stage. Rows that no row of the step may see are zeros, so that they
 // can meet a P of 0 whatever their memory holds; they are not read. A slot outside the pool is 0.
+// KV streams through L2 and leaves parts, queries and results there.
 template <class Traits, int kHalves, class Shared>
 __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch& launch,
                                           Shared& shared, const Cursor& at, int ring_entry,
@@ -59,6 +60,7 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
   const auto* v = static_cast<const Element*>(p.v_cache) + s.kv_head * p.stride_v_head + chunk * 8;
   const int64_t* index = &shared.slot_index[ring_entry][first_row];
   const uint32_t dst = stage + Traits::kv_offset(first_row, chunk);
+  const uint64_t once = ptx::evict_first_policy();
   auto copy = [&](int pass, uint32_t slot, bool valid) {
     const int row = pass * Traits::kRowsPerPass;
     // The rows of a thread have one swizzle unless a pass has less than eight.
@@ -66,11 +68,11 @@ __device__ __forceinline__ void load_tile(const AttnParams& p, const AttnLaunch&
                             ? dst + row * Traits::kTileRowBytes
                             : stage + Traits::kv_offset(first_row + row, chunk);
     if constexpr (kHalves & kKeys) {
-      ptx::cp_async_16(to, ptx::row_address(k, slot, launch.k_slot_bytes), valid);
+      ptx::cp_async_16(to, ptx::row_address(k, slot, launch.k_slot_bytes), valid, once);
     }
     if constexpr (kHalves & kValues) {
       ptx::cp_async_16(to + Traits::kHalfStageBytes, ptx::row_address(v, slot, launch.v_slot_bytes),
-                       valid);
+                       valid, once);
     }
   };
 

@@ -164,6 +164,7 @@ struct SharedFront {
   // See combine.cuh: a split unit that this CTA does not begin, and one that it begins.
   SegmentEntry pending[2];  // num_splits 0: none
   uint64_t seen[2];         // its word on arrival; 0: not arrived
+  bool closes;              // this CTA closes the unit that it begins
 };
 
 }  // namespace specfused::smxx

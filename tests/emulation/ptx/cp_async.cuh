@@ -11,6 +11,10 @@ inline uint32_t smem_address(const void* pointer) { return emulation::shared_add
 inline void cp_async_16(uint32_t dst, const void* src, bool valid) {
   emulation::copy(dst, src, 16, valid);
 }
+inline uint64_t evict_first_policy() { return 0; }
+inline void cp_async_16(uint32_t dst, const void* src, bool valid, uint64_t) {
+  cp_async_16(dst, src, valid);
+}
 inline void cp_async_4(uint32_t dst, const void* src) { emulation::copy(dst, src, 4, true); }
 inline void cp_async_8(uint32_t dst, const void* src) { emulation::copy(dst, src, 8, true); }
 inline void cp_async_commit() { emulation::commit_copies(); }
