@@ -3,6 +3,7 @@
 # make test   everything it needs, then lint and all tests
 # make kernel-checks   the CUDA kernels alone, without torch or Python (tests/kernels)
 # make sanitize        the same under compute-sanitizer
+# make delay-checks    the same bits where warps wait at random, 100 seeds
 # The first two set up .venv (Python >= 3.11, CPU build of torch) and .sglang/<version> on first use.
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PIP = $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := $(shell find csrc cmake specfused -name '*.[ch]*' -o -name '*.cu' -o -name '*.py' \
              -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml
 
-.PHONY: demo test lint bench install kernel-checks check-programs sanitize clean
+.PHONY: demo test lint bench install kernel-checks check-programs sanitize delay-checks clean
 
 # On a machine without a GPU the engine needs stand-ins for SGLang's compiled packages.
 CPU_ENGINE = CUDA_VISIBLE_DEVICES= SGLANG_USE_CPU_ENGINE=1 TORCHDYNAMO_DISABLE=1 \
@@ -46,6 +47,8 @@ NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) \
           $(wildcard /usr/local/cuda/bin/nvcc))
 COMPUTE_SANITIZER ?= compute-sanitizer
 
+CHECKS = build/checks
+
 kernel-checks: check-programs
 ifneq ($(GPU),)
 	build/checks/attn_check
@@ -54,9 +57,9 @@ ifneq ($(GPU),)
 endif
 
 check-programs:
-	cmake -S . -B build/checks -DSPECFUSED_CHECKS=ON -DSPECFUSED_MODULES=OFF \
+	cmake -S . -B $(CHECKS) $(CHECK_OPTIONS) -DSPECFUSED_CHECKS=ON -DSPECFUSED_MODULES=OFF \
 	  -DSPECFUSED_ARCHS="$(subst $(comma),;,$(SPECFUSED_ARCHS))" -DCMAKE_CUDA_COMPILER=$(NVCC)
-	cmake --build build/checks --parallel $${MAX_JOBS:-$$(nproc)}
+	cmake --build $(CHECKS) --parallel $${MAX_JOBS:-$$(nproc)}
 
 sanitize: check-programs
 	for tool in memcheck racecheck initcheck synccheck; do \
@@ -65,6 +68,15 @@ sanitize: check-programs
 	      build/checks/$${check#*/} --sanitize || exit 1; \
 	  done; \
 	done
+
+delay-checks: CHECKS = build/delays
+delay-checks: CHECK_OPTIONS = -DSPECFUSED_RANDOM_DELAY=ON
+delay-checks: check-programs
+ifneq ($(GPU),)
+	build/delays/attn_check --delays 100
+	SPECFUSED_WGMMA=0 build/delays/attn_check --delays 100
+	build/delays/commit_check --delays 100
+endif
 
 install: $(VENV)/.specfused
 

@@ -21,6 +21,6 @@ endfunction()
 
 specfused_add_check(attn_check
   tests/kernels/attn_case.cu tests/kernels/attn_check.cu tests/kernels/attn_compare.cu
-  tests/kernels/attn_probe.cu)
+  tests/kernels/attn_delays.cu tests/kernels/attn_probe.cu)
 specfused_add_check(commit_check
   tests/kernels/commit_bench.cu tests/kernels/commit_case.cu tests/kernels/commit_check.cu)

@@ -47,6 +47,9 @@ int attn_num_ctas(int head_dim, int* num_ctas);
 // Whether a launch may start while the one in front of it ends, on devices that can (sm_90 on). On
 // unless the bench turns it off; the results are the same.
 void set_launch_overlap(bool on);
+// Of the random delays of the launches to come; 0: none. Not supported unless the build has
+// SPECFUSED_RANDOM_DELAY.
+int set_delay_seed(uint32_t seed);
 const char* error_string(int error);
 }  // namespace smxx
 

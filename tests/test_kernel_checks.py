@@ -34,13 +34,11 @@ def find_nvcc():
     return done.stdout.strip()
 
 
-@pytest.fixture(scope="module")
-def objects(tmp_path_factory):
-    """The folder in which CMake compiled what is in tests/kernels, for sm_90a."""
+def compile_targets(build, targets, **more):
+    """With CMake, for sm_90a, into the folder `build`."""
     cmake, ninja, nvcc = find_tool("cmake"), find_tool("ninja"), find_nvcc()
     if not (cmake and ninja and nvcc):
         pytest.skip(f"needs cmake, ninja and nvcc, found {cmake}, {ninja}, {nvcc or None}")
-    build = tmp_path_factory.mktemp("checks")
     options = {
         "CMAKE_MAKE_PROGRAM": ninja,
         "CMAKE_CUDA_COMPILER": nvcc,
@@ -48,15 +46,22 @@ def objects(tmp_path_factory):
         "SPECFUSED_MODULES": "OFF",
         "SPECFUSED_ARCHS": "90a",
         "SPECFUSED_WERROR": "ON",
+        **more,
     }
     defines = [f"-D{name}={value}" for name, value in options.items()]
-    targets = [f"{program}_objects" for program in PROGRAMS]
     for command in (
         [cmake, "-S", ROOT, "-B", build, "-G", "Ninja", *defines],
         [cmake, "--build", build, "--parallel", "2", "--target", *targets],
     ):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def objects(tmp_path_factory):
+    """The folder in which what is in tests/kernels was compiled."""
+    build = tmp_path_factory.mktemp("checks")
+    compile_targets(build, [f"{program}_objects" for program in PROGRAMS])
     return build
 
 
@@ -99,6 +104,17 @@ def test_they_compile(objects):
     assert found == sources
 
 
+def test_random_delays_compile(tmp_path):
+    """One kernel with wgmma, one portable; each file with delays has a seed of its own."""
+    instance = "attn/instantiations/{}_bf16_d64.cu.o"
+    files = ["smxx/device.cu.o", "smxx/" + instance.format("decode")]
+    files += ["sm90/" + instance.format("verify")]
+    targets = [f"CMakeFiles/specfused_{f.split('/')[0]}.dir/csrc/{f}" for f in files]
+    compile_targets(tmp_path, targets, SPECFUSED_RANDOM_DELAY="ON")
+    for target in targets:
+        assert b"10delay_seedE" in (tmp_path / target).read_bytes(), target
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_without_a_gpu_one_sentence(programs, program):
     done = run(programs / program)
@@ -110,10 +126,11 @@ def test_without_a_gpu_one_sentence(programs, program):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_wrong_options(programs, program):
     for options, said in [
-        (["--fast"], "options are --quick --sanitize --bench --list"),
+        (["--fast"], "options are --quick --sanitize --bench --list --delays SEEDS"),
         (["--seed"], "--seed must have a number >= 0, got nothing."),
         (["--seconds", "soon"], "--seconds must have a number >= 0, got soon."),
         (["--list", "--filter", "none"], "--filter must be in some name, got none."),
+        (["--delays", "9"], "--delays must have a build with SPECFUSED_RANDOM_DELAY: make delay-"),
     ]:
         done = run(programs / program, *options)
         assert done.returncode == 2 and done.stderr.startswith(f"{program}: {said}"), options
@@ -137,6 +154,10 @@ def test_lists(programs):
     kinds = [(t, d, w) for t in ("bf16", "fp16") for d in dims for w in (16, 32, 64)]
     assert {f"probe/{t}/{d}/w{w}" for t, d, w in kinds} <= attn
     assert names("attn_check", "--quick") < attn
+    delayed = names("attn_check", "--delays", "1")
+    assert {n.split()[-1] for n in delayed} >= {"ctas0", "ctas1", "store", "window_slots", "pages"}
+    words = {word for name in delayed for word in name.split()}
+    assert {"W1", "W4", "W16", "W64", "d64", "d128", "d256", "fp16"} <= words
     small = names("attn_check", "--sanitize")
     assert small == {"plan", "tree_words", *(f"sanitize/{d}" for d in dims)}
     assert names("attn_check", "--filter", "graph") == {n for n in attn if n.startswith("graph")}
@@ -144,6 +165,7 @@ def test_lists(programs):
     sources = ("targets", "argmax", "sampled", "probs", "probs_draft", "logits_draft")
     commit = names("commit_check")
     assert commit == {*(f"commit/{s}" for s in sources), "compact", "many_requests"}
+    assert names("commit_check", "--delays", "1") == {f"delays/{s}" for s in sources}
     small = names("commit_check", "--sanitize")
     assert small == {*(f"sanitize/{s}" for s in sources), "sanitize/compact"}
     for program in PROGRAMS:

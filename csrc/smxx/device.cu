@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Questions about the current device that callers ask before a launch.
 #include "../launch.h"
+#include "../ptx/delay.cuh"
 #include "device.cuh"
 
 namespace specfused::smxx {
@@ -23,6 +24,18 @@ int attn_kernel_class(int rows_per_kv_head, int head_dim, int* kernel_class) {
 }
 
 void set_launch_overlap(bool on) { overlap_wanted.store(on, std::memory_order_relaxed); }
+
+int set_delay_seed(uint32_t seed) {
+#ifdef SPECFUSED_RANDOM_DELAY
+  for (const ptx::DelaySeed* s = ptx::DelaySeed::first; s != nullptr; s = s->next) {
+    const cudaError_t error = cudaMemcpyToSymbol(s->symbol, &seed, sizeof seed);
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
+#else
+  return seed == 0 ? cudaSuccess : cudaErrorNotSupported;
+#endif
+}
 
 const char* error_string(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 

@@ -66,10 +66,10 @@ std::string AttnShape::name() const {
   static const char* const kTypes[] = {"bf16", "fp16", "fp32"};
   const int64_t tokens = std::accumulate(seq_lens.begin(), seq_lens.end(), int64_t{0});
   char text[160];
-  std::snprintf(text, sizeof text, "bs%d tokens%lld W%d hq%d hkv%d d%d %s ctas%d%s%s", bs(),
+  std::snprintf(text, sizeof text, "bs%d tokens%lld W%d hq%d hkv%d d%d %s ctas%d%s%s%s", bs(),
                 static_cast<long long>(tokens), num_rows, num_q_heads, num_kv_heads, head_dim,
                 kTypes[static_cast<int>(dtype)], num_ctas, store ? " store" : "",
-                window_slots ? " window_slots" : "");
+                window_slots ? " window_slots" : "", page > 1 ? " pages" : "");
   return text;
 }
 
@@ -77,13 +77,14 @@ AttnCase::AttnCase(const AttnShape& wanted, Random& random, int num_sets, bool p
                    int64_t capacity)
     : shape(wanted), sets(num_sets) {
   int64_t longest = capacity;
-  int64_t total = 0;
+  int64_t total = 0;  // pages
   for (const int64_t length : shape.seq_lens) {
     longest = std::max(longest, length);
-    total += (capacity > 0 ? capacity : length) + shape.num_rows;
+    const int64_t rows = (capacity > 0 ? capacity : length) + shape.num_rows;
+    total += ceil_div<int64_t>(rows, shape.page);
   }
   max_context = longest + shape.num_rows;
-  num_slots = 1 + total + 37;  // slot 0 and the last ones are nobody's
+  num_slots = (1 + total + 37) * shape.page;  // the first page and the last ones are nobody's
   if (shape.dtype != DType::kFloat32) {
     num_ctas = shape.num_ctas;
     if (num_ctas == 0) CUDA_OK(smxx::attn_num_ctas(shape.head_dim, &num_ctas));
@@ -130,18 +131,21 @@ void AttnCase::make_set(Set& set, Random& random, bool poison, int64_t capacity)
     fill(set.k_new, int64_t{bs} * width * shape.row_elements(), shape.dtype, random);
     fill(set.v_new, int64_t{bs} * width * shape.row_elements(), shape.dtype, random);
   }
-  Vec<int32_t> ids(num_slots - 1);
-  std::iota(ids.begin(), ids.end(), 1);
-  std::shuffle(ids.begin(), ids.end(), random.engine);
+  Vec<int32_t> pages(num_slots / shape.page - 1);
+  std::iota(pages.begin(), pages.end(), 1);
+  std::shuffle(pages.begin(), pages.end(), random.engine);
   Vec<int32_t> table(bs * max_context, 0);
   Vec<uint8_t> used(num_slots, capacity > 0);
   set.window_slots_host.assign(int64_t{bs} * width, 0);
-  size_t next = 0;
+  int64_t next = 0;
   for (int r = 0; r < bs; ++r) {
     const int64_t committed = capacity > 0 ? capacity : shape.seq_lens[r];
     int32_t* row = &table[req_pool_indices_host[r] * max_context];
+    next = ceil_div<int64_t>(next, shape.page) * shape.page;
     for (int64_t p = 0; p < committed + width; ++p) {
-      const int32_t slot = ids[next++];
+      const auto slot =
+          static_cast<int32_t>(pages[next / shape.page] * shape.page + next % shape.page);
+      ++next;
       const int64_t column = p - committed;
       if (column >= 0) set.window_slots_host[int64_t{r} * width + column] = slot;
       // With slots of their own the table's columns behind C are nobody's.

@@ -15,6 +15,7 @@ struct AttnShape {
   int num_ctas = 0;           // of the plan; 0: the device's
   bool store = false;         // the launch stores the step's new rows
   bool window_slots = false;  // window columns have slots of their own
+  int page = 1;               // slots side by side
 
   int bs() const { return static_cast<int>(seq_lens.size()); }
   int group() const { return num_q_heads / num_kv_heads; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // attn_check: attention, plan and tree words of the GPU against the CPU implementation, whose sums
-// are in double; equal bits where they are promised; timings with --bench. No torch.
+// are in double; equal bits where they are promised, and with --delays N under random delays of N
+// seeds (make delay-checks); timings with --bench. No torch.
 // SPECFUSED_WGMMA=0 in the environment: the portable kernels where there are others.
 #include <cmath>
 
@@ -267,6 +268,7 @@ void time_shape(int bs, int64_t context, int num_rows, const std::string& name, 
 }
 
 int run(const Options& options) {
+  require_delays(options);
   Groups groups(options, options.limit(options.bench ? 60 : 240));
   if (!options.list) {
     const AttnShape wide{4, 1, 128, kMaxWindow, {1}};
@@ -283,6 +285,10 @@ int run(const Options& options) {
         if (groups.begin(name)) time_shape(bs, context, w, name, random);
       }
     }
+    return groups.finish();
+  }
+  if (options.delays > 0) {
+    check_delays(options, groups);
     return groups.finish();
   }
   groups.run("plan", [&](Random& random) { return check_plans(random, options.sanitize); });

@@ -18,4 +18,7 @@ const char* class_name(KernelClass kernel_class);
 // Cases in which one step of the kernel at a time can be wrong. Returns their number.
 int probe_steps(DType dtype, int head_dim, int num_rows, Random& random);
 
+// Under random delays of many seeds the bits are those without any.
+void check_delays(const Options& options, Groups& groups);
+
 }  // namespace specfused::checks

@@ -166,6 +166,7 @@ struct Options {
   bool sanitize = false;  // a few small cases that reach every kernel: for compute-sanitizer
   bool bench = false;     // timings instead of checks
   bool list = false;      // names only; needs no GPU
+  int delays = 0;         // seeds of random delays to run under, instead of the checks; 0: none
   double seconds = 0;     // begin nothing new after this long; 0: the program's default
   uint64_t seed = 0;
   std::string filter;  // part of a name
@@ -204,14 +205,16 @@ inline Options parse_options(int argc, char** argv, const char* name) {
       options.seconds = number("--seconds", value());
     } else if (option == "--seed") {
       options.seed = static_cast<uint64_t>(number("--seed", value()));
+    } else if (option == "--delays") {
+      options.delays = static_cast<int>(number("--delays", value()));
     } else if (option == "--filter") {
       const char* text = value();
       if (text == nullptr) end(kUsage, "--filter must have a part of a name, got nothing.");
       options.filter = text;
     } else {
       end(kUsage,
-          "options are --quick --sanitize --bench --list --seconds S --seed N --filter NAME, "
-          "got %s.",
+          "options are --quick --sanitize --bench --list --delays SEEDS --seconds S --seed N "
+          "--filter NAME, got %s.",
           option.c_str());
     }
   }
@@ -224,6 +227,13 @@ inline void require_gpu() {
   if (error == cudaSuccess && count > 0) return;
   end(kNoGpu, "no GPU to check (%s); --list works without one.",
       error == cudaSuccess ? "no device" : smxx::error_string(error));
+}
+
+// Ends the program if it is to run under delays that its kernels do not have.
+inline void require_delays(const Options& options) {
+  if (options.delays == 0 || options.list) return;
+  if (smxx::set_delay_seed(1) != cudaErrorNotSupported) return;
+  end(kUsage, "--delays must have a build with SPECFUSED_RANDOM_DELAY: make delay-checks.");
 }
 
 // Runs groups of checks, a line each; leaves out what --seconds has no time for.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // commit_check: commit and compact of the GPU against the CPU implementation, byte for byte; equal
-// bits from run to run; timings with --bench. No torch.
+// bits from run to run, and with --delays N under random delays of N seeds (make delay-checks);
+// timings with --bench. No torch.
 #include <numeric>
 
 #include "commit_case.h"
@@ -16,6 +17,8 @@ constexpr float kFinalShift = 1.5e-5f;
 struct Snapshot {  // what a commit overwrites
   std::vector<Vec<char>> kv;
   Vec<char> hidden;
+
+  bool operator==(const Snapshot& other) const { return kv == other.kv && hidden == other.hidden; }
 };
 
 Snapshot snapshot(const CommitCase& c, bool on_device) {
@@ -114,14 +117,18 @@ void agree_with_cpu(CommitCase& c, const Outputs& device, const std::string& wha
   }
 }
 
-int check(const CommitShape& shape, Random& random) {
+int check(const CommitShape& shape, Random& random, int delay_seeds = 0) {
   const std::string what = shape.name();
   CommitCase c(shape, random);
   const Outputs first = run_on_device(c);
   const Snapshot moved = snapshot(c, true);
-  const Outputs again = run_on_device(c);
-  expect(first.out32 == again.out32 && first.out64 == again.out64, "%s: a second run differs",
-         what.c_str());
+  for (int seed = 0; seed <= delay_seeds; ++seed) {  // 0: as the first run
+    CUDA_OK(smxx::set_delay_seed(static_cast<uint32_t>(seed)));
+    const Outputs again = run_on_device(c);
+    expect(first.out32 == again.out32 && first.out64 == again.out64 && snapshot(c, true) == moved,
+           "%s: another run differs, delay seed %d", what.c_str(), seed);
+  }
+  CUDA_OK(smxx::set_delay_seed(0));
   agree_with_cpu(c, first, what);
   const Snapshot want = snapshot(c, false);
   expect(moved.kv == want.kv, "%s: KV differs", what.c_str());
@@ -203,8 +210,9 @@ int check_many_requests(Source source, Random& random) {
   return check(s, random);
 }
 
-// One, two and three slices of a row; each tree and type; every mover. For compute-sanitizer.
-int sanitize_shapes(Source source, Random& random) {
+// One, two and three slices of a row; each tree and type; every mover. For compute-sanitizer, and
+// for delays.
+int check_small_shapes(Source source, Random& random, int delay_seeds) {
   constexpr int64_t kVocabs[] = {7, 2 * kRowBlock - 5, 2 * kRowBlock + 700};
   constexpr Tree kTrees[] = {Tree::kChain, Tree::kRandom, Tree::kWild};
   int cases = 0;
@@ -218,13 +226,14 @@ int sanitize_shapes(Source source, Random& random) {
       s.vocab = kVocabs[i];
       s.kv = true;
       s.hidden_bytes = cases % 2 == 0 ? 258 : 512;
-      cases += check(s, random);
+      cases += check(s, random, delay_seeds);
     }
   }
   return cases;
 }
 
 int run(const Options& options) {
+  require_delays(options);
   const double seconds = options.limit(options.quick ? 8 : 30);
   Groups groups(options, options.bench ? seconds : 2 * seconds);
   if (options.bench) {
@@ -242,15 +251,17 @@ int run(const Options& options) {
   };
   for (int i = 0; i < kNumSources; ++i) {
     const Source source = static_cast<Source>(i);
-    if (options.sanitize) {
-      groups.run(std::string("sanitize/") + kSourceNames[i],
-                 [&](Random& random) { return sanitize_shapes(source, random); });
+    if (options.sanitize || options.delays > 0) {
+      groups.run(
+          (options.sanitize ? "sanitize/" : "delays/") + std::string(kSourceNames[i]),
+          [&](Random& random) { return check_small_shapes(source, random, options.delays); });
       continue;
     }
     groups.run(std::string("commit/") + kSourceNames[i], [&](Random& random) {
       return repeat([&] { return check(random_shape(source, most_logits, random), random); });
     });
   }
+  if (options.delays > 0) return groups.finish();
   groups.run(options.sanitize ? "sanitize/compact" : "compact", [&](Random& random) {
     if (options.sanitize) return check_compact(random, 3) + check_compact(random, 3);
     return repeat([&] { return check_compact(random, 40); });

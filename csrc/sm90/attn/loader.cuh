@@ -32,9 +32,12 @@ struct Loader {
   __device__ __forceinline__ bool enter() {
     if (index_at.segment == shared.filled) {
       if (shared.next_unit >= p.bs * p.num_kv_heads) return false;
+      ptx::delay(index_at.segment);
       sync();  // all have read next_unit
+      ptx::delay(index_at.segment);
       if (Traits::load_thread() < 32) smxx::fill_segments(p, launch, shared, false);
       sync();
+      ptx::delay(index_at.segment);
       if (index_at.segment == shared.filled) return false;
     }
     if (index_at.tile == smxx::kNotEntered) smxx::enter_segment(shared, index_at);
@@ -51,6 +54,7 @@ struct Loader {
     smxx::load_slot_index<Traits>(shared, index_at, entry);
     if (s.tail && index_at.tile == s.tile_begin) {
       smxx::prepare_window<Traits, Rows>(p, shared, index_at.segment);
+      ptx::delay(index_at.segment);
       sync();  // the window's rows and s.used are there before any loader needs them
     }
     smxx::advance(shared, index_at);
@@ -58,6 +62,7 @@ struct Loader {
 
   // What was written without cp.async is released by one thread, which saw it behind sync().
   __device__ __forceinline__ void arrive(uint64_t& full) {
+    ptx::delay(index_at.tile);
     ptx::barrier_arrive_after_copies(ptx::smem_address(&full));
     if (Traits::load_thread() == 0) ptx::barrier_arrive(ptx::smem_address(&full));
   }
@@ -77,15 +82,19 @@ struct Loader {
     uint32_t parity = 1;  // the first round finds all stages empty
 #pragma unroll 1
     while (true) {
+      ptx::delay(index_at.tile);
       ptx::barrier_wait(ptx::smem_address(&shared.keys.empty[stage]), parity);
+      ptx::delay(index_at.tile);
       const smxx::Cursor at = shared.tile_of_entry[entry];
       const uint32_t address = ring + stage * Traits::kStageBytes;
       if (Traits::load_thread() == 0) shared.segment_of_stage[stage] = at.segment;
       if (at.segment == kEndOfSegments) break;
       smxx::load_tile<Traits, smxx::kKeys>(p, launch, shared, at, entry, address);
+      ptx::delay(at.tile);
       next_index(index_entry);
       arrive(shared.keys.full[stage]);
       ptx::barrier_wait(ptx::smem_address(&shared.values.empty[stage]), parity);
+      ptx::delay(at.tile);
       smxx::load_tile<Traits, smxx::kValues>(p, launch, shared, at, entry, address);
       arrive(shared.values.full[stage]);
       if (++index_entry == entries) index_entry = 0;

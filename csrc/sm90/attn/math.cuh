@@ -81,7 +81,9 @@ struct Math {
       smxx::load_q_fragments<Traits, Rows>(p, launch, s, first_row + 16 * warp, q);
     } else {
       const int barrier = kWarpgroupBarrier + warp / 4;
+      ptx::delay(s.tile_begin);
       ptx::named_sync(barrier, 128);  // nor in the others
+      ptx::delay(s.tile_begin);
       smxx::load_q_shared<Traits, Rows>(p, launch, s, first_row, q_smem);
       ptx::cp_async_commit();
       ptx::cp_async_wait(0);
@@ -106,9 +108,11 @@ struct Math {
     auto address_of = [&](int i) { return ring + __shfl_sync(~0u, i, 0) * Traits::kStageBytes; };
     auto wait_for = [&](HalfBarriers& half, const Place& place) {
       ptx::barrier_wait(ptx::smem_address(&half.full[place.stage]), place.parity);
+      ptx::delay(2 * place.stage + place.parity);
       ptx::async_proxy_fence();  // the copies were made through the generic proxy
     };
     auto release = [&](HalfBarriers& half, const Place& place) {
+      ptx::delay(2 * place.stage + place.parity);
       __syncwarp();  // behind what any of its lanes has read
       if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::smem_address(&half.empty[place.stage]));
     };
@@ -184,12 +188,14 @@ struct Math {
       }
 #pragma unroll 1
       while (true) {
+        ptx::delay(tile);
         wait_for(shared.values, at);
         if constexpr (kBlocks == 2) unit(1, 0, at);
         if (++tile == tile_end) break;
         const Place values = at;
         next_stage();
         masked = look_up(s, tile, mask);
+        ptx::delay(tile);
         wait_for(shared.keys, at);
         unit(0, kBlocks - 1, values);
       }
@@ -207,7 +213,9 @@ struct Math {
       const int row_tile = blockIdx.x;
       const smxx::RowSink<Traits, Rows> sink(p, launch, s, partials,
                                              smxx::closes<Traits>(p, shared, s, row_tile));
+      ptx::delay(segment);
       smxx::finish_many<Traits, Rows>(first_row, warp, state, sink);
+      ptx::delay(segment);
       if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
       if (s.split > 0 && s.num_splits <= smxx::kMostClosed) {
         Traits::sync();

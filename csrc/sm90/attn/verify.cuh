@@ -22,8 +22,10 @@ __global__ __launch_bounds__(Traits::kCtaThreads, Traits::kMinCtasPerSm) void ve
   Shared& shared = *reinterpret_cast<Shared*>(ring + launch.stages * Traits::kStageBytes);
   const uint32_t ring_address = ptx::smem_address(ring);
 
+  ptx::delay(0);
   ptx::let_next_launch_start();
   ptx::wait_for_previous_launch();
+  ptx::delay(0);
   if (threadIdx.x < 32) {
     smxx::fill_segments(p, launch, shared, true);
   } else if (threadIdx.x == 32) {
@@ -36,6 +38,7 @@ __global__ __launch_bounds__(Traits::kCtaThreads, Traits::kMinCtasPerSm) void ve
     }
   }
   __syncthreads();
+  ptx::delay(0);
   if (shared.filled == 0) return;
 
   if (threadIdx.x >= Traits::kThreads) {

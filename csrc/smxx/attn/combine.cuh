@@ -164,6 +164,7 @@ __device__ __forceinline__ void arrive_early(const AttnParams& p, const AttnLaun
                                              Shared& shared, int row_tile) {
   const int rows = rows_of_tile<Traits>(launch, row_tile);
   if (combine_shares<Traits>(rows, shared.pending[0].num_splits).count == 1) {
+    ptx::delay(0);
     arrive(p, shared, 0, row_tile);
   }
 }
@@ -183,6 +184,7 @@ __device__ __forceinline__ bool closes(const AttnParams& p, Shared& shared, cons
   if (threadIdx.x == 0) {
     uint64_t* word = unit_word(p.workspace, s.first_cta, row_tile);
     const int others = s.num_splits - 1;
+    ptx::delay(s.num_splits);
     uint64_t seen = ptx::load_acquire(word);
     for (int look = 1;
          look < kMaxLooks && num_arrived(seen) != others && nearly_all_started(seen, s.num_splits);
@@ -208,10 +210,12 @@ __device__ __forceinline__ uint64_t wait_for_others(uint64_t* word, uint64_t see
   for (int look = 0;
        look < kMaxLooks && num_arrived(seen) != splits && nearly_all_started(seen, splits);
        ++look) {
+    ptx::delay(look);
     seen = ptx::load_acquire(word);
   }
   // Each failure is the arrival or the giving up of another CTA, so there are few.
   while (num_arrived(seen) != splits) {
+    ptx::delay(0);
     const uint64_t expected = seen;
     const uint64_t desired = expected | uint64_t{mine} << kGaveUpBit;
     seen = ptx::compare_and_swap(word, expected, desired);
@@ -247,9 +251,12 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
   const int first_row = row_tile * Traits::kRowTile;
   const int rows = rows_of_tile<Traits>(launch, row_tile);
 
+  ptx::delay(0);
   Traits::sync();
+  ptx::delay(0);
   // By a warp each, before anything waits.
   if (threadIdx.x % 32 == 0 && threadIdx.x / 32 < 2) arrive(p, shared, threadIdx.x / 32, row_tile);
+  ptx::delay(0);
   Traits::sync();
 
 #pragma unroll 1
@@ -260,12 +267,14 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
     uint64_t* word = unit_word(p.workspace, s.first_cta, row_tile);
     const CombineShares shares = combine_shares<Traits>(rows, splits);
     const uint32_t mine = owned_share(s.split, splits, shares.count);
+    ptx::delay(i);
     uint64_t seen = shared.seen[i];
     if (num_arrived(seen) != splits) {
       if (mine == 0) continue;
       Traits::sync();  // all have read seen
       if (threadIdx.x == 0) shared.seen[i] = wait_for_others(word, seen, splits, mine);
       Traits::sync();
+      ptx::delay(i);
       seen = shared.seen[i];
       if (num_arrived(seen) != splits) continue;
     }
@@ -274,6 +283,7 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
     if (all == 0) continue;
     // Of the owners, the one that sees all others count themselves leaves the word at zero.
     const int num_owners = shares.count - __popc(gave_up(seen));
+    ptx::delay(i);
     uint64_t before = 0;
     if (threadIdx.x == 0 && mine != 0) before = ptx::add_relaxed(word, kSeen);
     const RowSink<Traits, Rows> sink(p, launch, s, partials);
@@ -282,6 +292,7 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
       const int share = __ffs(todo) - 1;
       const int first = first_row + share * shares.rows;
       const int num = min_of(shares.rows, first_row + rows - first);
+      ptx::delay(share);
       switch (Batch::rows(splits)) {
         case 4:
           combine_rows<Traits, Rows, 4, Batch::kSplitsOf4>(sink, partials, first, num);
@@ -293,6 +304,7 @@ __device__ __forceinline__ void combine(const AttnParams& p, const AttnLaunch& l
           combine_rows<Traits, Rows, 1, Batch::kLoads>(sink, partials, first, num);
       }
     }
+    ptx::delay(i);
     if (threadIdx.x == 0 && (mine == 0 || num_seen(before) + 1 == num_owners)) {
       ptx::store_relaxed(word, 0);
     }

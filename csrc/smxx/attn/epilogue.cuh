@@ -167,6 +167,7 @@ __device__ __forceinline__ void finish_few(Shared& shared, char* stage, int firs
     }
   }
   // The stage may still be read by warps that are behind.
+  ptx::delay(sink.segment.tile_end);
   __syncthreads();
 
   // Element (row, d) of a part is at d ^ 8 (row % 8): conflict-free writes by fragment.
@@ -175,7 +176,9 @@ __device__ __forceinline__ void finish_few(Shared& shared, char* stage, int firs
 #pragma unroll
   for (int pass = 0; pass < Traits::kRowTile / 16; ++pass) {
     if (first_row + pass * 16 >= rows) break;
+    ptx::delay(pass);
     if (pass > 0) __syncthreads();
+    ptx::delay(pass);
     if (row_group == pass / kBlocks) {
       const int b = kBlocks == 1 ? 0 : pass % kBlocks;
 #pragma unroll
@@ -190,7 +193,9 @@ __device__ __forceinline__ void finish_few(Shared& shared, char* stage, int firs
         }
       }
     }
+    ptx::delay(pass);
     __syncthreads();
+    ptx::delay(pass);
     for (int i = threadIdx.x; i < 16 * kDim / 4; i += Traits::kThreads) {
       const int row = i / (kDim / 4);
       const int d = i % (kDim / 4) * 4;

@@ -28,10 +28,13 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
   const int stages = launch.stages;
   const uint32_t ring_address = ptx::smem_address(ring);
 
+  ptx::delay(0);
   ptx::let_next_launch_start();
   ptx::wait_for_previous_launch();
+  ptx::delay(0);
   if (warp == 0) fill_segments(p, launch, shared, true);
   __syncthreads();
+  ptx::delay(0);
   // shared.filled changes only between two barriers in next_index: all threads read the same.
   if (shared.filled == 0) return;
 
@@ -46,9 +49,12 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     Cursor at = shared.index_at[warp];
     if (at.segment == shared.filled) {
       if (shared.next_unit >= p.bs * p.num_kv_heads) return;
+      ptx::delay(at.segment);
       __syncthreads();  // all have read next_unit
+      ptx::delay(at.segment);
       if (warp == 0) fill_segments(p, launch, shared, false);
       __syncthreads();
+      ptx::delay(at.segment);
       if (at.segment == shared.filled) return;
       enter_segment(shared, at);
     }
@@ -76,9 +82,11 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
     const int stage = i - ahead;
     if (stage >= 0) {
       if (stage == 0) ptx::cp_async_wait(0);
+      ptx::delay(i);
       __syncthreads();  // the indices are there; ring entry before(stage) has been read
       next_load(stage);
     }
+    ptx::delay(i);
     next_index(stage >= 0 ? before(stage) : i);
     ptx::cp_async_commit();
   }
@@ -113,13 +121,16 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
                                                    first_token, mask);
     }
 
+    ptx::delay(math_at.tile);
     ptx::cp_async_wait(in_flight);
     __syncthreads();  // this stage is there, the one before it is free
     if (segment_begins && math_at.segment == 1 && threadIdx.x == 0) {
       arrive_early<Traits>(p, launch, shared, row_tile);
     }
+    ptx::delay(math_at.tile);
     next_load(before(stage));
     if (stages == 1) __syncthreads();  // the only ring entry has been read
+    ptx::delay(math_at.tile);
     next_index(before(before(stage)));
     ptx::cp_async_commit();
     if (stages == 1) {
@@ -127,6 +138,7 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       __syncthreads();
     }
 
+    ptx::delay(math_at.tile);
     const WarpTile<Traits> warp_tile(ptx::smem_address(smem + Traits::kQOffset));
     warp_tile.template attend<Rows>(p, launch, s, math_at.tile, warp_row, first_token, masked, mask,
                                     ring_address + stage * Traits::kStageBytes, q, state);
@@ -135,12 +147,14 @@ __device__ __forceinline__ void attend_plan_entry(const AttnParams& p, const Att
       const Partials partials(p.workspace, p, launch.rows);
       const RowSink<Traits, Rows> sink(p, launch, s, partials,
                                        closes<Traits>(p, shared, s, row_tile));
+      ptx::delay(math_at.segment);
       if constexpr (Traits::kFew) {
         finish_few<Traits, Rows>(shared, ring + stage * Traits::kStageBytes, first_row, token_group,
                                  row_group, state, sink);
       } else {
         finish_many<Traits, Rows>(first_row, row_group, state, sink);
       }
+      ptx::delay(math_at.segment);
       if (!sink.direct() && threadIdx.x == 0) shared.pending[s.split == 0] = s;
       state.reset();
     }

@@ -118,6 +118,7 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
   // Opaque: nothing that follows from them stays in registers through the main loop.
   const int num_rows = ptx::opaque(Rows::num_rows(p));
   const int thread = ptx::opaque(static_cast<int>(Traits::load_thread()));
+  ptx::delay(segment);
   if (p.k_new != nullptr) {
     using Element = typename Traits::Element;
     const int64_t first = static_cast<int64_t>(s.request) * num_rows;
@@ -140,6 +141,7 @@ __device__ __forceinline__ void prepare_window(const AttnParams& p, Shared& shar
                                kv_head * p.stride_v_head + in_row) = v;
     }
   }
+  ptx::delay(segment);
   // Not a warp that loads slot indices.
   if (Traits::load_thread() / 32 == kTile / 32) {
     TreeWord used = 0;

@@ -145,6 +145,7 @@ __device__ __forceinline__ int fill_segments(const AttnParams& p, const AttnLaun
       s.unused = 0;
       const int place = filled + __popc(valid_lanes & ((1u << lane) - 1));
       shared.segments[place % Shared::kSegments] = s;
+      ptx::delay(unit);
       if (s.num_splits > 1) {
         ptx::add_relaxed(unit_word(p.workspace, s.first_cta, blockIdx.x), kStarted);
       }

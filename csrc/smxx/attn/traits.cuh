@@ -23,6 +23,7 @@
 #include "../../params.h"
 #include "../../plan.h"
 #include "../../ptx/cp_async.cuh"
+#include "../../ptx/delay.cuh"
 #include "../../ptx/load.cuh"
 #include "../../ptx/mma.cuh"
 #include "../../ptx/sync.cuh"

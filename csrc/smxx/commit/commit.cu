@@ -26,7 +26,9 @@ __device__ __forceinline__ void load_targets(const CommitParams& p, int64_t firs
     }
     return;
   }
+  ptx::delay(0);
   ptx::wait_for_previous_grid();
+  ptx::delay(0);
   // A warp per row, the keys of kBatch rows in flight.
   constexpr int kBatch = 4;
   constexpr int kWarps = kCommitThreads / 32;
@@ -72,6 +74,7 @@ __global__ __launch_bounds__(kCommitThreads, kCommitCtasPerSm) void commit_kerne
   Mover mover(p, first, cta.part - 1, cta.parts - 1);
   load_walk(p, first, walk);
   load_targets(p, first, keys_per_row, targets);
+  ptx::delay(0);
   __syncthreads();
   if (threadIdx.x == 0) {
     GreedyAccept<TargetOf> accept{walk.draft_tokens, {targets.token}};

@@ -33,6 +33,7 @@ struct Bonus {
 
 // Needs a barrier behind it.
 __device__ __forceinline__ void load_walk(const CommitParams& p, int64_t first, Walk& walk) {
+  ptx::delay(0);
   for (int i = threadIdx.x; i < p.width; i += kCommitThreads) {
     walk.draft_tokens[i] = p.draft_tokens[first + i];
     if (p.next_token != nullptr) {
@@ -59,7 +60,9 @@ __device__ __forceinline__ void write_decision(const CommitParams& p, int reques
   const auto emitted = [&](int j) {
     return static_cast<int32_t>(j < correct ? walk.draft_tokens[walk.path[j + 1]] : bonus.token);
   };
+  ptx::delay(0);
   __syncthreads();  // new_seq_lens may be seq_lens
+  ptx::delay(0);
   for (int j = threadIdx.x; j < p.max_path; j += kCommitThreads) {
     const int64_t at = static_cast<int64_t>(request) * p.max_path + j;
     const bool on_path = j <= correct;
@@ -128,6 +131,7 @@ class Mover {
 
   // All threads, behind the walk and a barrier.
   __device__ __forceinline__ void run(Walk& walk) {
+    ptx::delay(0);
     const int count = walk.num_correct_drafts + 1;
     const auto nodes = [&](int j) { return static_cast<int64_t>(walk.path[j]); };
     if (threadIdx.x < 32) {
@@ -148,6 +152,7 @@ class Mover {
       const MoveList& list = at_ < p_.kv.num_buffers ? walk.kv_moves : walk.hidden_moves;
       at_ += parts_;
       if (at_ < num_units(p_)) next_ = unit(at_);
+      ptx::delay(at_);
       now.move(list);
     }
   }

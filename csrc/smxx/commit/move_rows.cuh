@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../../params.h"
+#include "../../ptx/delay.cuh"
 
 namespace specfused::smxx {
 

@@ -173,7 +173,9 @@ __device__ __forceinline__ void walk_sampled(const CommitParams& p, int request,
   }
   const float scale = kProbs ? 1 : exponent_scale(p.temperatures[request]);
   if (threadIdx.x == 0) s.scale = scale;
+  ptx::delay(0);
   ptx::wait_for_previous_grid();
+  ptx::delay(0);
   if constexpr (!kProbs) {
     for (int begin = 0; begin < p.width; begin += RowBatch::kRows) {
       RowBatch batch;
@@ -182,6 +184,7 @@ __device__ __forceinline__ void walk_sampled(const CommitParams& p, int request,
     }
   }
   __syncthreads();
+  ptx::delay(0);
   // The probabilities of all drafted tokens at once: the walk would wait for each in turn.
   for (int node = threadIdx.x; node < p.width; node += kCommitThreads) {
     int64_t child = s.walk.is_chain ? node + 1 : s.walk.next_token[node];
@@ -197,6 +200,7 @@ __device__ __forceinline__ void walk_sampled(const CommitParams& p, int request,
     s.target[i] = rows.read_target(s.parent[i], i);
     if (p.draft_probs != nullptr) s.draft[i] = rows.read_draft(s.parent[i], i);
   }
+  ptx::delay(0);
   __syncthreads();
   if (threadIdx.x == 0) {
     SampledAccept<float, TargetRows<T, kProbs>> accept{rows,

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "../../params.h"
+#include "../../ptx/delay.cuh"
 #include "../../ptx/grid.cuh"
 #include "../../ptx/mma.cuh"
 #include "../../sampling.h"
@@ -187,6 +188,7 @@ __device__ __forceinline__ void collect(const Partial<kSums>& seen, float scale,
     to.keys[threadIdx.x / 32] = key;
     to.sums[threadIdx.x / 32] = sum;
   }
+  ptx::delay(0);
   __syncthreads();
 }
 
@@ -194,6 +196,7 @@ __device__ __forceinline__ void collect(const Partial<kSums>& seen, float scale,
 template <bool kSums>
 __device__ __forceinline__ void write_stats(const WarpStats& from, float scale, int64_t cell,
                                             const RowStats& to) {
+  ptx::delay(cell);
   const int lane = threadIdx.x;
   const uint64_t mine = lane < kSliceParts ? from.keys[lane] : 0;
   const uint64_t key = warp_max(mine);
@@ -228,7 +231,9 @@ __global__ __launch_bounds__(kStatsThreads,
                              4) void row_stats_kernel(const __grid_constant__ RowStatsParams p) {
   static_assert(kStatsThreads / 32 == kSliceParts, "a warp reads a part");
   __shared__ WarpStats warps[2];
+  ptx::delay(0);
   ptx::allow_next_grid();
+  ptx::delay(0);
   const int64_t row = blockIdx.x / p.ctas_per_row;
   const int first = static_cast<int>(blockIdx.x % p.ctas_per_row) * p.slices_per_cta;
   const int last = min_of(first + p.slices_per_cta, p.slices);

@@ -26,6 +26,7 @@ template <class T, bool kProbs>
 __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
     const __grid_constant__ CommitParams p, int slices, uint32_t part_length) {
   __shared__ Sampled s;
+  ptx::delay(0);
   ptx::allow_next_grid();
   const int request = blockIdx.x / slices;
   const int slice = blockIdx.x % slices;
@@ -41,6 +42,7 @@ __global__ __launch_bounds__(kCommitThreads) void residual_kernel(
     bool invalid = false;
     const float mass = rows.usable(last) ? mass_of(weights, begin, end, s, invalid) : 0;
     invalid = __any_sync(~0u, invalid);
+    ptx::delay(part);
     if (threadIdx.x % 32 == 0) out[part] = {mass, invalid};
   }
 }
@@ -100,6 +102,7 @@ __device__ __forceinline__ void pick(const Weights& weights, uint32_t begin, uin
   const int code = hit        ? 2 * kCommitThreads - static_cast<int>(threadIdx.x)
                    : mass > 0 ? static_cast<int>(threadIdx.x)
                               : -1;
+  ptx::delay(0);
   atomicMax(&d.thread, code);
   __syncthreads();
   if (d.thread >= 0 && d.thread == code) {
@@ -182,6 +185,7 @@ __device__ __forceinline__ Bonus draw_bonus(const CommitParams& p, int request, 
     d.before = 0;
     d.picked = -1;
   }
+  ptx::delay(0);
   invalid = __syncthreads_or(invalid);
   if (threadIdx.x < rejected && d.changed[threadIdx.x] >= 0) {
     d.mass[rejected_part(threadIdx.x)] = d.changed[threadIdx.x];
