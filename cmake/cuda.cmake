@@ -44,6 +44,7 @@ set(SPECFUSED_SMXX_SOURCES
   csrc/smxx/commit/commit.cu
   csrc/smxx/commit/sample.cu
   csrc/smxx/device.cu
+  csrc/smxx/draft/topk.cu
   csrc/smxx/plan.cu
   csrc/smxx/tree_words.cu)
 

@@ -19,6 +19,9 @@ SPECFUSED_HD int dtype_bytes(DType dtype) { return dtype == DType::kFloat32 ? 4 
 // Rows of one step: a tree word has one bit per window column, so 64 is the widest window.
 constexpr int kMaxWindow = 64;
 
+// Most candidates that draft_topk picks of a row.
+constexpr int kMaxTopk = 16;
+
 // Longest context that a table may have. What claims to be longer is a mistake, and bounding it
 // keeps every sum of lengths and tiles inside its type.
 constexpr int64_t kMaxContext = int64_t{1} << 23;

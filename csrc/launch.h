@@ -16,6 +16,7 @@ void verify_attn(const AttnParams& p, int64_t begin, int64_t end);
 void decode_attn(const AttnParams& p, int64_t begin, int64_t end);
 void commit(const CommitParams& p);
 void compact(const CompactParams& p);
+void draft_topk(const DraftTopkParams& p);
 // committed == nullptr: QLEN_ONLY mask, else FULL_MASK.
 void tree_words_from_mask(const uint8_t* mask, int64_t mask_numel, const int64_t* committed,
                           int32_t bs, int32_t width, int64_t* words);
@@ -33,6 +34,7 @@ int run_verify_attn(const AttnParams& p, void* stream);
 int run_decode_attn(const AttnParams& p, void* stream);
 int run_commit(const CommitParams& p, void* stream);
 int run_compact(const CompactParams& p, void* stream);
+int run_draft_topk(const DraftTopkParams& p, void* stream);
 
 // Yardsticks. Reads `bytes` at full speed; folds them into sink[0] (8 bytes) so that they are read.
 int run_bench_read(const void* src, int64_t bytes, void* sink, void* stream);

@@ -104,4 +104,20 @@ struct CompactParams {
   int32_t max_path;
 };
 
+// draft_topk: the likeliest tokens of the draft model and their probabilities.
+struct DraftTopkParams {
+  const void* logits;        // [num_logits_rows, vocab]
+  const int64_t* rows;       // [num_rows] rows of logits, or null: row i of row i
+  const int64_t* token_map;  // [vocab] ids to hand out, or null: places in the vocabulary
+  int64_t* topk_index;       // [num_rows, topk]
+  float* topk_p;             // [num_rows, topk] or null
+  void* workspace;           // draft_workspace_bytes; CUDA only
+  int64_t stride_logits_row;
+  int64_t num_logits_rows;
+  int64_t num_rows;
+  int64_t vocab;
+  int32_t topk;
+  DType logits_dtype;
+};
+
 }  // namespace specfused

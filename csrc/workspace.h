@@ -60,4 +60,13 @@ SPECFUSED_HD int64_t commit_workspace_bytes(int64_t bs, int64_t width, int64_t v
   return bs * slices * (width * (8 + 4 + 4 * kSliceParts) + 8 * kSliceParts);
 }
 
+// Zero before its first launch and after one that was aborted: it begins with a counter per row,
+// which each launch leaves at zero. Then, per row and slice, topk keys, a maximum and a sum.
+constexpr int64_t kMaxDraftRows = 1 << 14;
+constexpr int64_t kDraftCounterBytes = kMaxDraftRows * 8;
+
+SPECFUSED_HD int64_t draft_workspace_bytes(int64_t rows, int64_t vocab, int64_t topk) {
+  return kDraftCounterBytes + rows * num_slices(vocab) * (8 * topk + 8);
+}
+
 }  // namespace specfused

@@ -285,6 +285,37 @@ def compact(
     _ops.compact.default(kv_ptrs, kv_row_bytes, num_slots, out_cache_loc, accept_index, accept_lens)
 
 
+def draft_topk(
+    logits: Tensor,
+    topk_index: Tensor,
+    *,
+    topk_p: Tensor | None = None,
+    rows: Tensor | None = None,
+    token_map: Tensor | None = None,
+    workspace: Tensor | None = None,
+) -> None:
+    """The draft model's likeliest tokens of each row, the likeliest first, and their probabilities.
+
+    Of equal logits the lower index comes first. NaN counts as -inf, and a row that is not there as
+    one of -inf alone: its tokens are 0, 1, ... with probability 0. Of a row with +inf the first token
+    has probability 1, the others 0.
+
+    Args:
+        logits: [n, vocab] float32, bfloat16 or float16.
+        topk_index: [rows, topk] int64, written; 1 <= topk <= 16 and <= vocab.
+        topk_p: [rows, topk] float32, written: softmax over the whole row. Optional.
+        rows: [rows] int64, the row of logits that each result is of; None: all, in order.
+        token_map: [vocab] int64, what topk_index shall hold instead of places in the vocabulary
+            (a draft vocabulary that is a part of the target's). Optional.
+        workspace: [draft_workspace_bytes(...)] uint8, zero before its first use; needed on CUDA.
+
+    Method: the candidates of EAGLE-2's trees (arXiv 2406.16858).
+    """
+    _ops.draft_topk.default(
+        logits, topk_index, topk_p=topk_p, rows=rows, token_map=token_map, workspace=workspace
+    )
+
+
 def kv_table(buffers: list[Tensor]) -> tuple[Tensor, Tensor, int]:
     """Address table of K and V buffers for `commit` and `compact`.
 
@@ -388,6 +419,14 @@ def attn_workspace_bytes(num_ctas: int, rows_per_kv_head: int, head_dim: int) ->
 def commit_workspace_bytes(bs: int, num_draft_tokens: int, vocab: int) -> int:
     """Bytes of the workspace of `commit` unless targets are given; it needs no initial value."""
     return _ops.commit_workspace_bytes.default(bs, num_draft_tokens, vocab)
+
+
+def draft_workspace_bytes(rows: int, vocab: int, topk: int) -> int:
+    """Bytes of the workspace of `draft_topk` for up to so many rows and candidates.
+
+    It must be zero before its first use; each launch leaves it fit for the next.
+    """
+    return _ops.draft_workspace_bytes.default(rows, vocab, topk)
 
 
 def build_info() -> dict[str, object]:

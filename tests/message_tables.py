@@ -192,6 +192,30 @@ TABLES = {
         *rows_of(2),
         ({"q": sized(3, 4, 64)}, "q must have 2 rows (bs x rows per request), got 3"),
     ],
+    "draft_topk": [
+        *array_rows("topk_index", I64, 2),
+        *array_rows("topk_p", F32, 2),
+        *array_rows("rows", I64, 1),
+        *array_rows("token_map", I64, 1),
+        (
+            {"logits": other(F64)},
+            DTYPE.format("logits", "float32 or bfloat16 or float16", "float64"),
+        ),
+        ({"logits": flat}, RANK.format("logits", 2, 1)),
+        ({"logits": strided}, LAST.format("logits")),
+        ({"logits": sized(3, 0)}, "logits must have a vocabulary of 1 to 2^31 - 1, got 0"),
+        ({"topk_index": sized(3, 3)}, SIZE.format("topk_index", 0, 2, "rows", "rows", 3)),
+        (
+            {"topk_index": sized(2, 0), "topk_p": value(None)},
+            "topk_index must have 1 to 11 columns, got 0",
+        ),
+        (
+            {"topk_index": sized(2, 12), "topk_p": value(None)},
+            "topk_index must have 1 to 11 columns, got 12",
+        ),
+        ({"topk_p": sized(2, 4)}, SIZE.format("topk_p", 1, 3, "topk", "topk_index", 4)),
+        ({"token_map": sized(10)}, SIZE.format("token_map", 0, 11, "vocab", "logits", 10)),
+    ],
     "compact": [
         *array_rows("accept_index", I32, 2),
         *array_rows("accept_lens", I32, 1),

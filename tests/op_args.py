@@ -141,6 +141,21 @@ def compact(device="cpu", bs=BS, width=WIDTH):
     return args
 
 
+def draft_topk(device="cpu", bs=BS, optional=True):
+    args = {
+        "logits": torch.randn(3, VOCAB, device=device),
+        "topk_index": torch.zeros(bs, 3, dtype=torch.int64, device=device),
+        "rows": torch.arange(bs, device=device),
+    }
+    if optional:
+        args["topk_p"] = torch.zeros(bs, 3, device=device)
+        args["token_map"] = torch.arange(VOCAB, device=device) + 100
+    if device == "cuda":
+        size = ops.draft_workspace_bytes(bs, VOCAB, 3)
+        args["workspace"] = torch.zeros(size, dtype=torch.uint8, device=device)
+    return args
+
+
 def plan(device="cpu", bs=BS):
     return {
         "seq_lens": torch.full((bs,), 500, dtype=torch.int64, device=device),
@@ -185,6 +200,8 @@ CALLS = {  # id -> (op, arguments)
     "commit sampled": ("commit", commit_sampled),
     "commit with probs": ("commit", commit_with_probs),
     "compact": ("compact", compact),
+    "draft_topk": ("draft_topk", draft_topk),
+    "draft_topk, bare": ("draft_topk", lambda device: draft_topk(device, optional=False)),
     "plan": ("plan", plan),
     "tree_words_from_links": ("tree_words_from_links", tree_words_from_links),
     "tree_words_from_mask": ("tree_words_from_mask", tree_words_from_mask),

@@ -38,6 +38,8 @@ SCHEMAS = {
     "float threshold_acc=1., Tensor(m!)? window_ends=None) -> ()",
     "compact": "(Tensor kv_ptrs, Tensor kv_row_bytes, int num_slots, Tensor out_cache_loc, "
     "Tensor accept_index, Tensor accept_lens) -> ()",
+    "draft_topk": "(Tensor logits, Tensor(a!) topk_index, *, Tensor(b!)? topk_p=None, "
+    "Tensor? rows=None, Tensor? token_map=None, Tensor(c!)? workspace=None) -> ()",
     "plan": "(Tensor seq_lens, int num_kv_heads, int num_ctas, Tensor(a!) out, *, "
     "int seq_lens_offset=0) -> ()",
     "tree_words_from_links": "(Tensor retrieve_next_token, Tensor retrieve_next_sibling, "
@@ -48,6 +50,7 @@ SCHEMAS = {
     "attn_num_ctas": "(int device_index, int head_dim) -> int",
     "attn_workspace_bytes": "(int num_ctas, int rows_per_kv_head, int head_dim) -> int",
     "commit_workspace_bytes": "(int bs, int num_draft_tokens, int vocab) -> int",
+    "draft_workspace_bytes": "(int rows, int vocab, int topk) -> int",
     "build_info": "() -> str",
 }
 TENSOR_OPS = sorted({op for op, _ in op_args.CALLS.values()})

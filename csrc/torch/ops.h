@@ -3,6 +3,7 @@
 #pragma once
 
 #include "commit_args.h"
+#include "draft_args.h"
 
 namespace specfused::ops {
 
@@ -86,6 +87,19 @@ struct Ops {
     if (p.bs > 0 && p.kv.num_buffers > 0) D::compact(c, p, accept_index);
   }
 
+  static void draft_topk(const Tensor& logits, const Tensor& topk_index, const OptTensor& topk_p,
+                         const OptTensor& rows, const OptTensor& token_map,
+                         const OptTensor& workspace) {
+    const Checker c("draft_topk", "logits", logits);
+    DraftTopkParams p = draft_topk_params(c, logits, topk_index, topk_p, rows, token_map);
+    if (workspace.has_value()) {
+      c.tensor("workspace", *workspace, {ScalarType::Byte}, 1);
+      c.contiguous("workspace", *workspace);
+      p.workspace = workspace->data_ptr();
+    }
+    if (p.num_rows > 0) D::draft_topk(c, p, bytes_of(workspace), logits);
+  }
+
   static void plan(const Tensor& seq_lens, int64_t num_kv_heads, int64_t num_ctas,
                    const Tensor& out, int64_t seq_lens_offset) {
     const Checker c("plan", "seq_lens", seq_lens);
@@ -160,4 +174,5 @@ struct Ops {
 // One place that knows which ops take tensors: every device file expands it.
 #define SPECFUSED_TENSOR_OPS(X) \
   X(verify_attn)                \
-  X(decode_attn) X(commit) X(compact) X(plan) X(tree_words_from_links) X(tree_words_from_mask)
+  X(decode_attn)                \
+  X(commit) X(compact) X(draft_topk) X(plan) X(tree_words_from_links) X(tree_words_from_mask)

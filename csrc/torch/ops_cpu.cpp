@@ -26,6 +26,9 @@ struct Cpu {
     cpu::commit(p);
   }
   static void compact(const Checker&, const CompactParams& p, const Tensor&) { cpu::compact(p); }
+  static void draft_topk(const Checker&, const DraftTopkParams& p, int64_t, const Tensor&) {
+    cpu::draft_topk(p);
+  }
   static void plan(const Checker&, const Tensor& seq_lens, int64_t offset, int32_t num_kv_heads,
                    int32_t num_ctas, const Tensor& out) {
     make_plan(int64s(seq_lens), offset, static_cast<int32_t>(seq_lens.size(0)), num_kv_heads,

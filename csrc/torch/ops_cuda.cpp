@@ -78,6 +78,18 @@ struct Cuda {
     const CudaScope scope(c.op(), anchor);
     check_launch(c.op(), smxx::run_compact(p, scope.stream()));
   }
+  static void draft_topk(const Checker& c, const DraftTopkParams& p, int64_t workspace_bytes,
+                         const Tensor& anchor) {
+    c.require(p.num_rows <= kMaxDraftRows, "topk_index",
+              "have at most " + std::to_string(kMaxDraftRows) + " rows on CUDA",
+              std::to_string(p.num_rows));
+    const int64_t needed = draft_workspace_bytes(p.num_rows, p.vocab, p.topk);
+    c.require(workspace_bytes >= needed, "workspace",
+              "have at least " + std::to_string(needed) + " bytes on CUDA",
+              std::to_string(workspace_bytes));
+    const CudaScope scope(c.op(), anchor);
+    check_launch(c.op(), smxx::run_draft_topk(p, scope.stream()));
+  }
   static void plan(const Checker& c, const Tensor& seq_lens, int64_t offset, int32_t num_kv_heads,
                    int32_t num_ctas, const Tensor& out) {
     const CudaScope scope(c.op(), out);

@@ -36,6 +36,10 @@ STABLE_TORCH_LIBRARY(specfused, m) {
   m.def(
       "compact(Tensor kv_ptrs, Tensor kv_row_bytes, int num_slots, Tensor out_cache_loc, "
       "Tensor accept_index, Tensor accept_lens) -> ()");
+  // The draft model's likeliest tokens and their probabilities.
+  m.def(
+      "draft_topk(Tensor logits, Tensor(a!) topk_index, *, Tensor(b!)? topk_p=None, "
+      "Tensor? rows=None, Tensor? token_map=None, Tensor(c!)? workspace=None) -> ()");
   // Lengths -> split plan.
   m.def(
       "plan(Tensor seq_lens, int num_kv_heads, int num_ctas, Tensor(a!) out, *, "
@@ -51,6 +55,7 @@ STABLE_TORCH_LIBRARY(specfused, m) {
   m.def("attn_num_ctas(int device_index, int head_dim) -> int");
   m.def("attn_workspace_bytes(int num_ctas, int rows_per_kv_head, int head_dim) -> int");
   m.def("commit_workspace_bytes(int bs, int num_draft_tokens, int vocab) -> int");
+  m.def("draft_workspace_bytes(int rows, int vocab, int topk) -> int");
   m.def("build_info() -> str");
   // The bench's yardsticks on CUDA: reads all bytes of src; does nothing;
   // lets our launches overlap the one in front, as they do by default.

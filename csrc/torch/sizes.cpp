@@ -71,6 +71,14 @@ int64_t commit_workspace_bytes_op(int64_t bs, int64_t num_draft_tokens, int64_t 
   return commit_workspace_bytes(bs, num_draft_tokens, vocab);
 }
 
+int64_t draft_workspace_bytes_op(int64_t rows, int64_t vocab, int64_t topk) {
+  const char* op = "draft_workspace_bytes";
+  in_range(op, "rows", rows, 0, kMaxDraftRows);
+  in_range(op, "vocab", vocab, 1, int64_t{1} << 31);
+  in_range(op, "topk", topk, 1, kMaxTopk);
+  return draft_workspace_bytes(rows, vocab, topk);
+}
+
 void bench_overlap_op(bool on) {
 #ifdef SPECFUSED_HAS_CUDA
   smxx::set_launch_overlap(on);
@@ -92,6 +100,7 @@ STABLE_TORCH_LIBRARY_IMPL(specfused, CompositeExplicitAutograd, m) {
   m.impl("attn_num_ctas", TORCH_BOX(&specfused::ops::attn_num_ctas_op));
   m.impl("attn_workspace_bytes", TORCH_BOX(&specfused::ops::attn_workspace_bytes_op));
   m.impl("commit_workspace_bytes", TORCH_BOX(&specfused::ops::commit_workspace_bytes_op));
+  m.impl("draft_workspace_bytes", TORCH_BOX(&specfused::ops::draft_workspace_bytes_op));
   m.impl("bench_overlap", TORCH_BOX(&specfused::ops::bench_overlap_op));
   m.impl("build_info", TORCH_BOX(&specfused::ops::build_info_op));
 }
