@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The binary loads everywhere it promises to, and a build that cannot work says why."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from elf import DT_NEEDED, DT_RPATH, DT_RUNPATH, Elf
+from kernel_resources import LIMITS, ask, cuobjdump, main, of_library, resource_usage, table
 
 import specfused
 from specfused import ops
@@ -111,45 +111,45 @@ def run_python(code, *, python=sys.executable, cwd=None, **env):
     return subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=cwd, env=full)
 
 
-def cuobjdump() -> str | None:
-    """The disassembler of a CUDA toolkit, or the one that triton's wheel brings along."""
-    if found := shutil.which("cuobjdump"):
-        return found
-    triton = importlib.util.find_spec("triton")
-    path = triton and Path(triton.origin).with_name("backends") / "nvidia/bin/cuobjdump"
-    return str(path) if path and path.is_file() else None
-
-
-def resource_usage(text: str) -> dict[str, dict[str, dict[str, int]]]:
-    """What `cuobjdump -res-usage` says: arch -> kernel -> resource -> number."""
-    usage: dict[str, dict[str, dict[str, int]]] = {}
-    arch = kernel = None
-    for line in text.splitlines():
-        if found := re.match(r"arch = (\w+)", line):
-            arch = usage.setdefault(found[1], {})
-        elif found := re.match(r"\s*Function (\S+):", line):
-            kernel = found[1]
-        elif kernel and "STACK:" in line:
-            arch[kernel] = {k: int(v) for k, v in re.findall(r"(\w+):(\d+)", line)}
-            kernel = None
-    return usage
-
-
-def test_no_kernel_uses_local_memory():
-    """No spills and no stack frame, in any kernel of any architecture of this build."""
-    archs = {a.split(":")[1] for a in ops.build_info()["archs"] if ":sm_" in a}
-    if not archs:
+@pytest.fixture
+def archs():
+    """GPU architectures of this build; skips without any, or without cuobjdump."""
+    found = {a.split(":")[1] for a in ops.build_info()["archs"] if ":sm_" in a}
+    if not found:
         pytest.skip("this build has no CUDA kernels")
-    tool = cuobjdump()
-    if tool is None:
+    if cuobjdump() is None:
         pytest.skip("no cuobjdump: neither a CUDA toolkit nor triton is here")
-    run = subprocess.run([tool, "-res-usage", LIBRARY], capture_output=True, text=True, check=True)
-    usage = resource_usage(run.stdout)
+    return found
+
+
+def test_no_kernel_uses_local_memory(archs):
+    """No spills and no stack frame, in any kernel of any architecture of this build."""
+    usage = resource_usage(ask(cuobjdump(), "-res-usage", LIBRARY))
     assert set(usage) == archs
     for arch, kernels in usage.items():
         assert len(kernels) > 20, arch
         spilling = {k: u for k, u in kernels.items() if u["STACK"] or u["LOCAL"]}
         assert not spilling, f"{arch}: {sorted(spilling)}"
+
+
+def test_ctas_fit_as_planned(archs, host, capsys):
+    """Registers of sm_90a leave room for the CTAs per SM that csrc/attn_select.h plans there."""
+    with pytest.raises(SystemExit, match="--arch must be one of .*, got sm_70"):
+        of_library(LIBRARY, "sm_70", host.select_attn)
+    arch = "sm_90a"
+    if arch not in archs:
+        pytest.skip(f"this build is not for {arch}")
+    found = of_library(LIBRARY, arch, host.select_attn)
+    assert {k.name for k in found} >= {"commit", "compact", "sampled_commit"}
+    assert {k.rows for k in found if "wgmma" in k.name} == {64, 128, 256}
+    for k in found:
+        if not k.head_dim:
+            assert k.ctas_per_sm > 1, k
+            continue
+        plan = host.select_attn(k.rows, k.head_dim, *LIMITS[arch][:3], "wgmma" in k.name)
+        assert plan["row_tile"] == k.rows and k.ctas_per_sm >= plan["ctas_per_sm"] > 0, k
+    assert main([str(LIBRARY)]) == 0
+    assert capsys.readouterr().out == table(found) + "\n"
 
 
 def test_host_is_optional(tmp_path):
