@@ -55,6 +55,28 @@ class AttnCase:
         """K and V of every committed and window row once, q once, out once."""
         return self.kv_bytes + 2 * self.bs * self.w * self.hq * self.d * ELEMENT_BYTES[self.dtype]
 
+    @property
+    def flops(self) -> int:
+        """Of Q K^T and P V over the committed rows; what a row sees of the window is left out."""
+        return 4 * sum(self.lens) * self.w * self.hq * self.d
+
+
+ATTN_ID = re.compile(
+    r"attn/bs(?P<bs>\d+)/kv(?P<kv>\d+)(-rest(?P<rest>\d+))?/w(?P<w>\d+)/hq(?P<hq>\d+)/hkv(?P<hkv>\d+)"
+    r"/d(?P<d>\d+)/(?P<dtype>\w+)/page(?P<page>\d+)(?P<store>/store)?"
+)
+
+
+def attn_case(id_: str) -> AttnCase | None:
+    """The attention case that has this id; None if it is another kind's."""
+    found = ATTN_ID.fullmatch(id_)
+    if found is None:
+        return None
+    parts = found.groupdict()
+    numbers = {k: int(parts[k]) for k in ("bs", "kv", "w", "hq", "hkv", "d", "page")}
+    rest = None if parts["rest"] is None else int(parts["rest"])
+    return AttnCase(**numbers, rest=rest, dtype=parts["dtype"], store=parts["store"] is not None)
+
 
 @dataclass(frozen=True)
 class PlanCase:

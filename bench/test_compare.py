@@ -82,8 +82,12 @@ def test_ids_are_never_renamed():
     assert argmax.id == "commit/bs1/w16/l32/hkv8/d128/bf16/argmax-v128256"
     for name in ("quick", "attn", "commit", "all"):
         for device in ("cuda", "cpu"):
-            ids = [c.id for c in cases.suite(name, device)]
+            found = cases.suite(name, device)
+            ids = [c.id for c in found]
             assert ids and len(ids) == len(set(ids))
+            for case in found:
+                is_attn = isinstance(case, cases.AttnCase)
+                assert cases.attn_case(case.id) == (case if is_attn else None)
 
 
 def test_select_by_part_or_expression():
