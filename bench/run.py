@@ -247,7 +247,9 @@ def main(argv: list[str]) -> int:
         finally:
             runner.report.summary()
     if args.plot:
-        print(plot.draw(runner.report.meta, runner.report.cases, Path(args.plot)))
+        print(
+            plot.draw(runner.report.meta, runner.report.cases, Path(args.plot, "attn-roofline.png"))
+        )
     return 1 if runner.report.problems else 0
 
 

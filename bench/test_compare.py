@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from bench import attn, cases, commit, compare, plot, report
+from bench import attn, cases, commit, compare, report
 from bench.timing import Harness, percentile
 
 ID = "attn/bs64/kv4096/w16/hq32/hkv8/d128/bf16/page1"
@@ -153,11 +153,3 @@ def test_the_check_sees_one_wrong_tree_bit(chain):
     wrong = impl.launch(0).clone()
     data.words[request, row] ^= 1
     assert data.error(wrong, chain) > 10 * limit
-
-
-def test_plot_series_prefers_the_base_shapes():
-    found = [
-        {"id": ID, "impl": "specfused", "bytes": 2, "us": 1.0},
-        {"id": ID.replace("page1", "page64"), "impl": "specfused", "bytes": 3, "us": 1.0},
-    ]
-    assert plot.series(found) == {("specfused", 16): [(2, 1.0)]}
