@@ -62,8 +62,8 @@ class AttnCase:
 
 
 ATTN_ID = re.compile(
-    r"attn/bs(?P<bs>\d+)/kv(?P<kv>\d+)(-rest(?P<rest>\d+))?/w(?P<w>\d+)/hq(?P<hq>\d+)/hkv(?P<hkv>\d+)"
-    r"/d(?P<d>\d+)/(?P<dtype>\w+)/page(?P<page>\d+)(?P<store>/store)?"
+    r"attn/bs(?P<bs>\d+)/kv(?P<kv>\d+)(-rest(?P<rest>\d+))?/w(?P<w>\d+)"
+    r"/hq(?P<hq>\d+)/hkv(?P<hkv>\d+)/d(?P<d>\d+)/(?P<dtype>\w+)/page(?P<page>\d+)(?P<store>/store)?"
 )
 
 

@@ -230,7 +230,8 @@ def test_kv_table():
     assert ptrs.tolist() == [t.data_ptr() for t in good]
     assert row_bytes.tolist() == [32, 6]
     assert num_slots == 8
-    for bad in ([], [good[0], torch.zeros(9, 2)], [torch.zeros(4, 8).t()]):
+    wrong = ([good[0], torch.zeros(9, 2)], [torch.zeros(4, 8).t()], [torch.zeros(())], [None])
+    for bad in ([], *wrong):
         with pytest.raises(ValueError, match="kv_table: buffers must"):
             ops.kv_table(bad)
 
