@@ -2,18 +2,22 @@
 """Compares two result files of bench/run.py: `python bench/compare.py OLD NEW`. Needs no GPU."""
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
+
+sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the repository, as in run.py
+
+from bench import argtypes  # noqa: E402
 
 SAME_RUN = ("gpu", "torch", "cuda")  # a difference here makes the times incomparable
 
 
 def load(path: str) -> dict:
-    """Result file as {"meta", "cases": {(id, impl): case}}."""
-    data = json.loads(Path(path).read_text())
-    return {"meta": data["meta"], "cases": {(c["id"], c["impl"]): c for c in data["cases"]}}
+    """Results file as {"meta", "cases": {(id, impl): case}}; cases without `us` are left out."""
+    data = argtypes.results(path)
+    timed = {(c["id"], c["impl"]): c for c in data["cases"] if "us" in c}
+    return {"meta": data["meta"], "cases": timed}
 
 
 def compare(old: dict, new: dict, tolerance: float, impl: str) -> tuple[list[str], list[str]]:
@@ -60,14 +64,16 @@ def compare(old: dict, new: dict, tolerance: float, impl: str) -> tuple[list[str
 
 
 def main(argv: list[str]) -> int:
-    """Returns 1 if a case of --impl became slower."""
+    """Returns 1 if a case of --impl became slower, 2 if nothing can be compared."""
     p = argparse.ArgumentParser(prog="python bench/compare.py", description=__doc__)
-    p.add_argument("old")
-    p.add_argument("new")
+    p.add_argument("old", type=load)
+    p.add_argument("new", type=load)
     p.add_argument("--tolerance", type=float, default=0.05, help="share of the old time, 0.05")
     p.add_argument("--impl", default="specfused", help="whose regressions fail the comparison")
     args = p.parse_args(argv)
-    lines, regressions = compare(load(args.old), load(args.new), args.tolerance, args.impl)
+    if not args.old["cases"].keys() & args.new["cases"].keys():
+        p.error("old and new must have a timed case of --suite attn, commit or all in common")
+    lines, regressions = compare(args.old, args.new, args.tolerance, args.impl)
     print("\n".join(lines))
     if regressions:
         print(f"{len(regressions)} regressions of {args.impl}: " + ", ".join(regressions))

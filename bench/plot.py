@@ -4,11 +4,11 @@
 `python -m bench.plot FILE PNG` draws from a results file.
 """
 
-import json
+import argparse
 import sys
 from pathlib import Path
 
-from bench import cases
+from bench import argtypes, cases
 from bench.targets import TFLOPS
 
 OURS = "specfused"
@@ -107,11 +107,11 @@ def draw(meta: dict, found: list[dict], path: Path) -> str:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        print("usage: python -m bench.plot FILE PNG", file=sys.stderr)
-        return 2
-    results = json.loads(Path(argv[0]).read_text())
-    print(draw(results["meta"], results["cases"], Path(argv[1])))
+    p = argparse.ArgumentParser(prog="python -m bench.plot")
+    p.add_argument("file", type=argtypes.results, help="of bench/run.py --suite attn or all")
+    p.add_argument("png", type=Path)
+    args = p.parse_args(argv)
+    print(draw(args.file["meta"], args.file["cases"], args.png))
     return 0
 
 

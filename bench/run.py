@@ -11,7 +11,7 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)  # the repository, so 
 
 import torch  # noqa: E402
 
-from bench import attn, cases, commit, peers_attn, peers_commit, plot  # noqa: E402
+from bench import argtypes, attn, cases, commit, peers_attn, peers_commit, plot  # noqa: E402
 from bench.report import OURS, Report, make_meta  # noqa: E402
 from bench.timing import Harness, Yardsticks  # noqa: E402
 
@@ -30,15 +30,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
                    default="quick", help="see also --suite serve --help")  # fmt: skip
     p.add_argument("--peers", help="comma-separated names, none or all; default: all, but in the "
                    "quick suite FlashInfer only if its kernels are compiled already")  # fmt: skip
-    p.add_argument("--filter", metavar="TEXT", help="only ids that hold TEXT, or match it as regex")
+    p.add_argument("--filter", metavar="TEXT", type=argtypes.expression,
+                   help="only ids that hold TEXT, or match it as regex")  # fmt: skip
     p.add_argument("--list", action="store_true", help="print the ids and end")
-    p.add_argument("--json", metavar="FILE", help="write results, after every case")
+    p.add_argument("--json", metavar="FILE", type=argtypes.json_file,
+                   help="write results, after every case")  # fmt: skip
     p.add_argument("--plot", metavar="DIR", help="draw us against bytes (needs matplotlib)")
     p.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda if there is one")
-    p.add_argument("--repeats", type=int, help="rounds of a case (default: 15 to 60, by time)")
-    p.add_argument("--seconds", type=float, help="start no new case after this many")
+    p.add_argument("--repeats", type=argtypes.count,
+                   help="rounds of a case (default: 15 to 60, by time)")  # fmt: skip
+    p.add_argument("--seconds", type=argtypes.seconds, help="start no new case after this many")
     args = p.parse_args(argv)
     args.device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        p.error("--device cuda needs a GPU that torch can use")
     unknown = set((args.peers or "all").split(",")) - PEER_NAMES - {"none", "all"}
     if unknown:
         p.error(f"--peers must be of {', '.join(sorted(PEER_NAMES))}, none or all, got "

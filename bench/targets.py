@@ -2,11 +2,10 @@
 """What attention was to reach, beside what a results file has: `python -m bench.targets FILE`."""
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from bench import argtypes
 from bench.cases import SHAPES, AttnCase, attn_case
 
 OURS = "specfused"
@@ -104,8 +103,10 @@ def report(rows: list[Target]) -> list[str]:
 def main(argv: list[str]) -> int:
     """Returns 1 if a target is missed or was not measured."""
     p = argparse.ArgumentParser(prog="python -m bench.targets", description=__doc__)
-    p.add_argument("file", help="results of bench/run.py --suite attn or all")
-    rows = targets(json.loads(Path(p.parse_args(argv).file).read_text())["cases"])
+    p.add_argument(
+        "file", type=argtypes.results, help="results of bench/run.py --suite attn or all"
+    )
+    rows = targets(p.parse_args(argv).file["cases"])
     print("\n".join(report(rows)))
     return 0 if all(t.met for t in rows) and {t.kind for t in rows} == set(KINDS) else 1
 

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 
-from bench import attn, cases, commit, compare, report
+from bench import attn, cases, commit, compare, report, run
 from bench.timing import Harness, percentile
 
 ID = "attn/bs64/kv4096/w16/hq32/hkv8/d128/bf16/page1"
@@ -73,6 +73,38 @@ def test_main_returns_status(tmp_path):
     old, new = str(tmp_path / "old"), str(tmp_path / "new")
     assert compare.main([old, new]) == 1
     assert compare.main([new, old]) == 0
+
+
+def test_what_cannot_be_compared_is_no_regression(tmp_path, capsys):
+    files = {"attn": result(specfused=(98, 100, 102)), "serve": {"meta": {}, "cases": {}}}
+    files["serve"]["cases"][ID, "specfused"] = {"id": ID, "impl": "specfused", "tok_s": 1.0}
+    for name, content in files.items():
+        text = json.dumps(content | {"cases": list(content["cases"].values())})
+        (tmp_path / name).write_text(text)
+    (tmp_path / "text").write_text("[1]")
+    for other, said in (("serve", "must have a timed case"), ("text", "must be a results file"),
+                        ("missing", "must be a results file")):  # fmt: skip
+        with pytest.raises(SystemExit) as error:
+            compare.main([str(tmp_path / "attn"), str(tmp_path / other)])
+        assert error.value.code == 2 and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--repeats=-3", "must be an integer of at least 1, got '-3'"),
+        ("--seconds=0", "must be more than 0 seconds, got '0'"),
+        ("--filter=(", "must be part of an id or a regular expression, got '('"),
+        ("--json=.", "must be a file, got the folder '.'"),
+        ("--device=cuda", "--device cuda needs a GPU that torch can use"),
+        ("--peers=fa9", "--peers must be of"),
+    ],
+)
+def test_wrong_arguments_are_named(argument, said, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit) as error:
+        run.parse([argument])
+    assert error.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_ids_are_never_renamed():

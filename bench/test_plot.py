@@ -56,4 +56,7 @@ def test_without_matplotlib(results, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     said = plot.draw(results["meta"], results["cases"], tmp_path / "x.png")
     assert said == "no plot: matplotlib is not installed" and not list(tmp_path.iterdir())
-    assert plot.main([]) == 2 and capsys.readouterr().err.startswith("usage: python -m bench.plot")
+    with pytest.raises(SystemExit) as error:
+        plot.main([])
+    assert error.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m bench.plot")

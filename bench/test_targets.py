@@ -84,7 +84,7 @@ def test_report(tmp_path, capsys):
     file = tmp_path / "attn.json"
     found = measured(AttnCase(1, 1024, 1), 6.0, 3.0, fa3=9.0)
     plan = {"id": "plan/bs1/kv1024/hkv8/d128", "impl": "specfused", "us": 1.0}
-    file.write_text(json.dumps({"cases": [plan, *found]}))
+    file.write_text(json.dumps({"meta": {}, "cases": [plan, *found]}))
     assert targets.main([str(file)]) == 1  # most were not measured
     lines = capsys.readouterr().out.splitlines()
     name = "bs1/kv1024/w1/hq32/hkv8/d128/bf16/page1"
@@ -93,5 +93,15 @@ def test_report(tmp_path, capsys):
     more = measured(AttnCase(1, 1024, 1, page=16), 6.0, None)
     more += measured(AttnCase(1, 1024, 1, d=256), 6.0, None)
     more += measured(AttnCase(2, 1024, 1, rest=9), 6.0, 3.0)
-    file.write_text(json.dumps({"cases": found + more}))
+    file.write_text(json.dumps({"meta": {}, "cases": found + more}))
     assert targets.main([str(file)]) == 0
+
+
+def test_what_is_no_results_file(tmp_path, capsys):
+    """Exit status 2: 1 is for a target that is missed."""
+    (tmp_path / "text").write_text("# no JSON")
+    for name in ("text", "missing"):
+        with pytest.raises(SystemExit) as error:
+            targets.main([str(tmp_path / name)])
+        assert error.value.code == 2
+        assert "must be a results file of bench/run.py, got" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from bench.argtypes import count, json_file, numbers, seconds
 from bench.report import command_line
 from bench.serve.flips import Flips
 from bench.serve.load import Load, pool_tokens
@@ -55,29 +56,6 @@ OF_SUITE = {
 }
 
 
-def count(text: str) -> int:
-    """An argument of at least 1."""
-    value = int(text) if text.isascii() and text.isdigit() else 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return value
-
-
-def numbers(text: str) -> list[int]:
-    return [count(x) for x in text.split(",")]
-
-
-def seconds(text: str) -> float:
-    """An argument of more than 0 seconds."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"must be more than 0 seconds, got {text!r}")
-    return value
-
-
 def engine_arguments(text: str) -> dict:
     """A JSON object."""
     try:
@@ -116,7 +94,7 @@ def parser(suite: str) -> argparse.ArgumentParser:
         metavar="JSON")  # fmt: skip
     add("--seconds", "start nothing after it", type=seconds, default=float("inf"))
     add("--start-seconds", "limit of an engine's start; default 300", type=seconds, default=300)
-    add("--json", "write results, after every case", metavar="FILE")
+    add("--json", "write results, after every case", type=json_file, metavar="FILE")
     add("--plot", "draw what was measured (needs matplotlib)", metavar="DIR")
     add("--id", f"first part of the case ids; default {suite}", default=suite)
     add("--logs", "keep the engines' logs and traces there", metavar="DIR")

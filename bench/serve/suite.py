@@ -176,6 +176,9 @@ class Suite:
         path = self.args.json
         if self.args.resume and path and Path(path).is_file():
             self.cases, self.anchors = earlier_cases(Path(path), self.meta)
+            if not self.cases:
+                Path(path).replace(f"{path}.other")  # not of this run, and not to be lost
+                self.line(f"{path} is of another run, it is now {path}.other")
             if self.anchors:
                 self.meta["anchor_ms"] = self.anchors
             self.line(f"{len(self.cases)} cases of {path} are kept")

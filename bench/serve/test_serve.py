@@ -199,6 +199,17 @@ def test_a_resumed_run_keeps_the_anchors(tmp_path, monkeypatch):
     assert again.meta["anchor_ms"] == [5.0]
 
 
+def test_what_is_of_another_run_is_not_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = tmp_path / "r.json"
+    path.write_text(text := json.dumps({"meta": {"commit": "abc"}, "cases": [{"id": "x"}]}))
+    argv = ["--device=cpu", "--setups=specfused-plain", f"--json={path}", "--resume"]
+    suite = Suite(arguments.parse(argv), "test")
+    suite.resume()
+    assert suite.cases == [] and not path.exists()
+    assert (tmp_path / "r.json.other").read_text() == text
+
+
 def test_prompts_fit_into_the_pool(tmp_path):
     """Shorter ones are the start of longer ones, so that the prefix cache serves all points."""
     argv = ["--device", "cpu", "--pool-tokens", "172000", "--tokens-in", "1024"]
