@@ -22,6 +22,11 @@ def strided(t):
     return wide[..., ::2]
 
 
+def expanded(t):
+    """The same sizes, all rows the same one."""
+    return t[:1].expand(t.shape)
+
+
 def shorter(dim):
     return lambda t: t.narrow(dim, 0, t.shape[dim] - 1).contiguous()
 
@@ -40,6 +45,7 @@ DTYPE = "{} must be {}, got {}"
 RANK = "{} must have {} dimensions, got {}"
 LAST = "{} must be contiguous in its last dimension, got stride 2"
 CONTIGUOUS = "{} must be contiguous, got a strided tensor"
+EXPANDED = "{} must have memory for each element, got stride 0 in dimension 0"
 SIZE = "{}.size({}) must be {} ({}, set by {}), got {}"
 
 
@@ -93,6 +99,7 @@ BOTH = [
     *row_tensor("out"),
     *row_tensor("k_new"),
     *row_tensor("v_new"),
+    *(({name: expanded}, EXPANDED.format(name)) for name in ("out", "k_cache", "v_cache")),
     ({"k_cache": shorter(2)}, SIZE.format("k_cache", 2, 64, "head_dim", "q", 63)),
     ({"v_cache": shorter(0)}, SIZE.format("v_cache", 0, 32, "num_slots", "k_cache", 31)),
     ({"v_cache": shorter(1)}, SIZE.format("v_cache", 1, 2, "num_kv_heads", "k_cache", 1)),

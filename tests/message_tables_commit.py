@@ -5,6 +5,7 @@ import torch
 from message_tables import (
     CONTIGUOUS,
     DTYPE,
+    EXPANDED,
     F32,
     F64,
     I32,
@@ -13,6 +14,7 @@ from message_tables import (
     RANK,
     SIZE,
     array_rows,
+    expanded,
     flat,
     other,
     shorter,
@@ -124,6 +126,7 @@ TABLES = {
         ({"hidden_states": other(I32)}, DTYPE.format("hidden_states", FLOATS, "int32")),
         ({"hidden_states": flat}, RANK.format("hidden_states", 2, 1)),
         ({"hidden_states": strided}, LAST.format("hidden_states")),
+        ({"hidden_states": expanded}, EXPANDED.format("hidden_states")),
         ({"next_token_ids": other(F32)}, DTYPE.format("next_token_ids", INTS, "float32")),
         *array_rows("next_token_ids", I64, 1)[1:],
         *array_rows("select_index", I64, 1),

@@ -118,16 +118,20 @@ def test_cuda_shapes_and_workspaces(cuda):
             ops.verify_attn(**args)
         assert str(error.value) == f"verify_attn: {said}"
     calls = ("commit_with_logits", "commit_sampled", "commit_with_probs")
-    for op, call in [("verify_attn", "verify_attn"), *(("commit", call) for call in calls)]:
-        for given in (None, 1):
-            args = getattr(op_args, call)(cuda)
-            needed = args["workspace"].numel()
-            args["workspace"] = args["workspace"][: needed - 1] if given else None
+    kinds = [(op, op) for op in ("verify_attn", "decode_attn", "draft_topk")]
+    for op, call in (*kinds, *(("commit", call) for call in calls)):
+        args = getattr(op_args, call)(cuda)
+        needed = args["workspace"].numel()
+        for workspace, said in [
+            (None, f"have at least {needed} bytes on CUDA, got 0"),
+            (args["workspace"][1:], f"have at least {needed} bytes on CUDA, got {needed - 1}"),
+            (torch.zeros(needed + 8, dtype=torch.uint8, device=cuda)[8:],
+             "start on a 16-byte border, got another alignment"),
+        ]:  # fmt: skip
+            args["workspace"] = workspace
             with pytest.raises(RuntimeError) as error:
                 getattr(ops, op)(**args)
-            got = needed - 1 if given else 0
-            said = f"{op}: workspace must have at least {needed} bytes on CUDA, got {got}"
-            assert str(error.value) == said
+            assert str(error.value) == f"{op}: workspace must {said}"
 
 
 @pytest.mark.parametrize(

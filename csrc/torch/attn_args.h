@@ -98,6 +98,7 @@ inline AttnParams attn_params(const Checker& c, const AttnArgs& a, int64_t num_r
 
   c.tensor("out", a.out, {element}, 3);
   c.last_contiguous("out", a.out);
+  c.not_expanded("out", a.out);
   c.size("out", a.out, 0, rows);
   c.size("out", a.out, 1, q_heads);
   c.size("out", a.out, 2, head_dim);
@@ -119,6 +120,8 @@ inline AttnParams attn_params(const Checker& c, const AttnArgs& a, int64_t num_r
   if (a.k_new.has_value()) {
     fresh("k_new", *a.k_new);
     fresh("v_new", *a.v_new);
+    c.not_expanded("k_cache", a.k_cache);
+    c.not_expanded("v_cache", a.v_cache);
     c.require(a.out_cache_loc.has_value(), "out_cache_loc", "be given with k_new", "None");
     c.tensor("out_cache_loc", *a.out_cache_loc, {ScalarType::Long}, 1);
     c.size("out_cache_loc", *a.out_cache_loc, 0, rows);

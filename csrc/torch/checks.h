@@ -117,6 +117,14 @@ class Checker {
             "stride " + std::to_string(stride));
   }
 
+  // Of what is written: every element has memory of its own, as an expanded tensor's have not.
+  void not_expanded(const char* arg, const Tensor& t) const {
+    for (int64_t i = 0; i < t.dim(); ++i) {
+      require(t.stride(i) != 0 || t.size(i) <= 1, arg, "have memory for each element",
+              "stride 0 in dimension " + std::to_string(i));
+    }
+  }
+
   void contiguous(const char* arg, const Tensor& t) const {
     require(t.is_contiguous(), arg, "be contiguous", "a strided tensor");
   }

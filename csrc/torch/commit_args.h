@@ -180,6 +180,7 @@ inline void add_outputs(const Checker& c, const CommitArgs& a, CommitDims& d, Co
     const Tensor& t = *a.hidden_states;
     c.tensor("hidden_states", t, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half}, 2);
     c.last_contiguous("hidden_states", t);
+    c.not_expanded("hidden_states", t);
     c.size("hidden_states", t, 0, d.nodes);
     const auto element = static_cast<int64_t>(t.element_size());
     p.hidden_states = t.size(1) > 0 ? static_cast<char*>(t.data_ptr()) : nullptr;

@@ -26,6 +26,14 @@ void check_aligned(const Checker& c, const char* arg, const void* data, DType dt
   c.require(ok, arg, "have rows that start on 16-byte borders", "another alignment");
 }
 
+// What the kernels keep there needs it, and torch gives nothing less.
+void check_workspace(const Checker& c, const void* workspace, int64_t bytes, int64_t needed) {
+  c.require(bytes >= needed, "workspace",
+            "have at least " + std::to_string(needed) + " bytes on CUDA", std::to_string(bytes));
+  c.require(reinterpret_cast<uintptr_t>(workspace) % 16 == 0, "workspace",
+            "start on a 16-byte border", "another alignment");
+}
+
 void check_attn(const Checker& c, const AttnParams& p, int64_t workspace_bytes) {
   c.require(p.head_dim == 64 || p.head_dim == 128 || p.head_dim == 256, "q",
             "have a head_dim of 64, 128 or 256 on CUDA", std::to_string(p.head_dim));
@@ -46,9 +54,7 @@ void check_attn(const Checker& c, const AttnParams& p, int64_t workspace_bytes) 
             std::to_string(p.num_ctas));
   const int64_t needed =
       attn_workspace_bytes(p.num_ctas, int64_t{p.num_rows} * group, p.head_dim, p.dtype);
-  c.require(workspace_bytes >= needed, "workspace",
-            "have at least " + std::to_string(needed) + " bytes on CUDA",
-            std::to_string(workspace_bytes));
+  check_workspace(c, p.workspace, workspace_bytes, needed);
 }
 
 struct Cuda {
@@ -68,9 +74,7 @@ struct Cuda {
                      const Tensor& anchor) {
     const int64_t needed =
         p.targets != nullptr ? 0 : commit_workspace_bytes(p.bs, p.width, p.vocab);
-    c.require(workspace_bytes >= needed, "workspace",
-              "have at least " + std::to_string(needed) + " bytes on CUDA",
-              std::to_string(workspace_bytes));
+    check_workspace(c, p.workspace, workspace_bytes, needed);
     const CudaScope scope(c.op(), anchor);
     check_launch(c.op(), smxx::run_commit(p, scope.stream()));
   }
@@ -83,10 +87,8 @@ struct Cuda {
     c.require(p.num_rows <= kMaxDraftRows, "topk_index",
               "have at most " + std::to_string(kMaxDraftRows) + " rows on CUDA",
               std::to_string(p.num_rows));
-    const int64_t needed = draft_workspace_bytes(p.num_rows, p.vocab, p.topk);
-    c.require(workspace_bytes >= needed, "workspace",
-              "have at least " + std::to_string(needed) + " bytes on CUDA",
-              std::to_string(workspace_bytes));
+    check_workspace(c, p.workspace, workspace_bytes,
+                    draft_workspace_bytes(p.num_rows, p.vocab, p.topk));
     const CudaScope scope(c.op(), anchor);
     check_launch(c.op(), smxx::run_draft_topk(p, scope.stream()));
   }
