@@ -7,6 +7,7 @@ hold. SGLang on CUDA has no float32: there it is float16, and a text may leave t
 the plain engine itself gives two tokens the same log-probability up to TIE.
 """
 
+import argparse
 import sys
 import time
 
@@ -30,9 +31,9 @@ TIE = 0.05  # float16 logits of the tiny pair have steps of 0.016
 
 def positive(text: str) -> int:
     """A number of tokens that every run can emit: at least 8, as the warm-up does."""
-    number = int(text)
+    number = int(text) if text.isascii() and text.isdigit() else 0
     if number < 8:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 8, got {text!r}")
     return number
 
 

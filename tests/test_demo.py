@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the demo tells a tie from an error; no engine runs here."""
 
+import argparse
+
 import pytest
 
 from specfused.demo import TIE, positive, same_but_for_ties
@@ -36,5 +38,5 @@ def test_lengths_must_agree():
 
 @pytest.mark.parametrize("text", ["7", "-1", "x"])
 def test_too_few_tokens(text):
-    with pytest.raises(ValueError):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"at least 8, got '{text}'"):
         positive(text)

@@ -20,7 +20,7 @@ def choose(configured: str) -> str:
     Raises:
         ValueError: the variable names no known backend.
     """
-    name = os.environ.get(VARIABLE, "auto")
+    name = os.environ.get(VARIABLE, "").strip() or "auto"
     if name != "auto":
         if name not in CHOICES:
             raise ValueError(

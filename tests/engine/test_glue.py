@@ -203,6 +203,8 @@ def test_prefill_choice(monkeypatch):
     assert prefill.choose("specfused") == "triton"
     monkeypatch.setenv(prefill.VARIABLE, "torch_native")
     assert prefill.choose("triton") == "torch_native"
+    monkeypatch.setenv(prefill.VARIABLE, " ")  # as good as none
+    assert prefill.choose("specfused") == "triton"
     monkeypatch.setenv(prefill.VARIABLE, "fa4")
     with pytest.raises(ValueError, match="must be auto or one of fa3, .*got fa4"):
         prefill.choose("specfused")
