@@ -52,13 +52,16 @@ class Verifier:
 
     Args:
         target_worker: SGLang's TpModelWorker of the target model.
-        kv_buffers: K and V buffers of all target layers; accepted rows move in them.
+        kv_buffers: list of K and V buffers of all target layers; accepted rows move in them.
         topk: of the draft tree; 1 = a chain, in which nothing moves.
         ours: whether the target's attention is specfused's.
+        select_rows: [max requests] int64, where the draft extend's graph reads `select_index`;
+            None: a tensor a step.
     """
 
-    def __init__(self, target_worker, kv_buffers: list[torch.Tensor], topk: int, ours: bool):
+    def __init__(self, target_worker, kv_buffers, topk: int, ours: bool, select_rows=None):
         self.ours = ours
+        self.select_rows = select_rows
         self.tp_size = compat.tp_size()
         self.target_worker = target_worker
         self.topk = topk
@@ -80,9 +83,7 @@ class Verifier:
         verify_input = batch.spec_info
         stream = torch.get_device_module(batch.seq_lens.device).current_stream()
         record_stream_for_v2_verify(batch, verify_input, stream)
-        forward_batch, can_run_cuda_graph = eagle_prepare_for_verify(
-            verify_input, req_to_token_pool, batch, self.target_worker
-        )
+        forward_batch, can_run_cuda_graph = self._prepare(verify_input, batch, req_to_token_pool)
         record_stream_each((batch.input_ids, batch.out_cache_loc), stream)
         grammar_tree = None
         if batch.has_grammar:  # its copy to the host overlaps the forward
@@ -135,11 +136,28 @@ class Verifier:
         )
         return result, done
 
+    def _prepare(self, verify_input, batch, req_to_token_pool):
+        """The verify's ForwardBatch, and whether it fits a graph.
+
+        SGLang would load it into the graph's inputs here, and tokens and positions again where the
+        graph is replayed. Without a graph in sight it leaves all of that to the replay.
+        """
+        runner = self.target_worker.model_runner
+        graphs, runner.decode_cuda_graph_runner = runner.decode_cuda_graph_runner, None
+        try:
+            forward_batch, _ = eagle_prepare_for_verify(
+                verify_input, req_to_token_pool, batch, self.target_worker
+            )
+        finally:
+            runner.decode_cuda_graph_runner = graphs
+        return forward_batch, bool(graphs and graphs.can_run_graph(forward_batch))
+
     def _commit(self, verify_input, batch, logits_output, grammar_mask) -> Committed:
         width = verify_input.draft_token_num
-        done = _empty(
-            len(batch.seq_lens), width, verify_input.max_tree_depth, batch.seq_lens.device
-        )
+        bs, device = batch.seq_lens.shape[0], batch.seq_lens.device
+        done = _empty(bs, width, verify_input.max_tree_depth, device)
+        if self.select_rows is not None and bs <= self.select_rows.shape[0]:
+            done.select_index = self.select_rows[:bs]
         sampling_info = batch.sampling_info
         made_up = SIMULATE_ACC_LEN > 0 and not SIMULATED
         if made_up or (self.tp_size > 1 and compat.cuts_distribution(sampling_info)):
