@@ -141,12 +141,9 @@ class CatchUp:
 
     def _resume(self, batch, last, caught_up, all_caught_up: bool) -> None:
         draft_input = batch.spec_info
-        topk_p, topk_index = extend.first_candidates(
-            self.worker, batch.sampling_info, last.next_token_logits
-        )
         fresh = {
-            "topk_p": topk_p,
-            "topk_index": topk_index.to(draft_input.topk_index.dtype),
+            "topk_p": last.topk_p,
+            "topk_index": last.topk_index.to(draft_input.topk_index.dtype),
             "hidden_states": last.hidden_states,
         }
         for name, value in fresh.items():

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that differs between SGLang versions, and the gate that refuses unknown ones."""
+"""Everything that differs between SGLang versions, and the gate that refuses unknown ones.
+
+The draft model's forwards and graphs have a module of their own, `compat_draft`.
+"""
 
 import contextlib
 import importlib.metadata
@@ -136,28 +139,6 @@ def draft_contexts(draft_worker):
         speculative_moe_a2a_backend_context(),
     ):
         yield
-
-
-def replay_draft_extend(graph, forward_batch, select_index):
-    """Draft extend through its graph; logits and hidden states of the rows at select_index."""
-    if "select_index" in inspect.signature(graph.execute).parameters:  # 0.5.23 selects in the graph
-        return graph.execute(forward_batch, select_index)
-    return _rows(graph.execute(forward_batch), select_index, select_index)
-
-
-def eager_draft_extend(draft_runner, forward_batch, select_index):
-    """The same without a graph; with spec_info.select_index the lm_head runs on these rows only."""
-    output = draft_runner.forward(forward_batch).logits_output
-    narrowed = forward_batch.spec_info.select_index is not None
-    return _rows(output, None if narrowed else select_index, select_index)
-
-
-def _rows(output, logits_rows, hidden_rows):
-    if logits_rows is not None:
-        output.next_token_logits = output.next_token_logits[logits_rows]
-    if output.hidden_states is not None:
-        output.hidden_states = output.hidden_states[hidden_rows]
-    return output
 
 
 def compute_logprobs(batch, logits_output, predict, accept_index) -> None:

@@ -12,37 +12,30 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardMode,
 )
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
-from sglang.srt.speculative.spec_utils import renorm_draft_probs
-from sglang.srt.utils.async_probe import maybe_detect_inf, maybe_detect_nan
-from sglang.srt.utils.common import fast_topk
 
-from specfused.sglang import compat
+from specfused.sglang import compat, compat_draft
+from specfused.sglang.candidates import Candidates, chosen
+from specfused.sglang.extend_graph import ExtendGraphs
 
 
-def forward(draft_worker, forward_batch, select_index):
+def forward(draft_worker, forward_batch, select_index) -> Candidates:
     """The draft model over a DRAFT_EXTEND_V2, through its graph if that can.
 
     Args:
-        select_index: [bs] int64 flat rows, of which logits and hidden states are returned.
+        select_index: [bs] int64 flat rows, of which candidates are chosen.
     """
     runner, graph = draft_worker.draft_runner, draft_worker.cuda_graph_runner_for_draft_extend
-    if graph and graph.can_run_graph(forward_batch):
-        return compat.replay_draft_extend(graph, forward_batch, select_index)
-    if forward_batch.needs_forward_metadata_init():
-        runner.attn_backend.init_forward_metadata(forward_batch)
-        forward_batch.mark_forward_metadata_ready()
-    return compat.eager_draft_extend(runner, forward_batch, select_index)
-
-
-def first_candidates(draft_worker, sampling_info, logits):
-    """(topk_p, topk_index) [bs, topk] that the draft stage starts from, chosen as SGLang does."""
-    maybe_detect_nan(logits, "specfused: logits of the draft extend")
-    maybe_detect_inf(logits, "specfused: logits of the draft extend")
-    topk = draft_worker.topk
-    if topk == 1:
-        topk_index = torch.argmax(logits, dim=-1, keepdim=True)
-        return torch.ones_like(topk_index, dtype=torch.float32), topk_index
-    return fast_topk(renorm_draft_probs(logits, sampling_info, False), topk, dim=-1)
+    captured = graph is not None and graph.can_run_graph(forward_batch)
+    if captured and isinstance(graph, ExtendGraphs):
+        return graph.candidates(forward_batch, select_index)
+    if captured:
+        output = compat_draft.replay_draft_extend(graph, forward_batch, select_index)
+    else:
+        if forward_batch.needs_forward_metadata_init():
+            runner.attn_backend.init_forward_metadata(forward_batch)
+            forward_batch.mark_forward_metadata_ready()
+        output = compat_draft.eager_draft_extend(runner, forward_batch, select_index)
+    return chosen(output.next_token_logits, draft_worker.topk, output.hidden_states)
 
 
 class DraftExtend:
@@ -82,9 +75,7 @@ class DraftExtend:
         forward_batch = self._forward_batch(batch, verify_input, hidden_states, committed)
         last = forward(self.worker, forward_batch, committed.select_index)
         following = result.next_draft_input
-        following.topk_p, following.topk_index = first_candidates(
-            self.worker, batch.sampling_info, last.next_token_logits
-        )
+        following.topk_p, following.topk_index = last.topk_p, last.topk_index
         following.hidden_states = last.hidden_states
 
     def _forward_batch(self, batch, verify_input, hidden_states, committed) -> ForwardBatch:

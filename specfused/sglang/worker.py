@@ -11,7 +11,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from specfused.policy import Mode
-from specfused.sglang import compat, features, limits, release, ring
+from specfused.sglang import compat, draft_stage, features, limits, release, ring
 from specfused.sglang.catch_up import CatchUp
 from specfused.sglang.commit import Verifier
 from specfused.sglang.extend import DraftExtend
@@ -32,6 +32,8 @@ class Switching:
         self._drafted = True  # whether the last decode step drafted
 
     def init_cuda_graphs(self):
+        if self.switches:
+            self.draft_stage = draft_stage.install(self) or self.draft_worker
         super().init_cuda_graphs()
         if not self.switches:
             return
@@ -54,7 +56,11 @@ class Switching:
         self.modes = Modes(runner)
         self.modes.capture_off()
         self.verifier = Verifier(
-            self.target_worker, features.kv_buffers(runner), self.topk, self.modes.ours
+            self.target_worker,
+            features.kv_buffers(runner),
+            self.topk,
+            self.modes.ours,
+            getattr(draft_worker.cuda_graph_runner_for_draft_extend, "select_rows", None),
         )
         self.trees = OneNodeTrees(self.modes, table_shape[0], self.topk, runner.device)
         release.worker = self
@@ -105,7 +111,7 @@ class Switching:
     def _step_on(self, batch, on_publish, grammar_barrier):
         with compat.draft_contexts(self.draft_worker):
             self.catch_up.run(batch, resume=True)
-            batch.spec_info = self.draft_worker.draft(batch)
+            batch.spec_info = self.draft_stage.draft(batch)
         verify_input = batch.spec_info
         result, committed = self._verify(batch, grammar_barrier)
         if on_publish is not None:
