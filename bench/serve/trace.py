@@ -17,6 +17,8 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.serve import where
+
 SPAN = re.compile(r"step\[(TARGET_VERIFY|VERIFY|DECODE) bs=(\d+)")
 KINDS = {  # of calls, by the names of the runtime and of the driver
     "launches": re.compile(r"cu(da)?Launch(Cooperative)?Kernel"),
@@ -262,7 +264,7 @@ def timeline(trace: Trace, step: Step) -> list[list]:
 
 
 def summary(trace: Trace, skip: int, most: int) -> dict:
-    """Medians over the steps, and the timeline of the step of median length.
+    """Medians over the steps, where their time goes, and the timeline of one of median length.
 
     Raises:
         ValueError: there are fewer than 3 steps.
@@ -283,6 +285,7 @@ def summary(trace: Trace, skip: int, most: int) -> dict:
         "steps": len(chosen),
         **middle,
         "after_target_names": names,
+        **({"where_us": where.medians(trace, chosen)} if trace.work else {}),
         "timeline": timeline(trace, typical),
     }
 
