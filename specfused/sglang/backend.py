@@ -64,6 +64,7 @@ class SpecFusedDecode(AttentionBackend):
         self.buffers = StepBuffers(runner, self.device, self.max_bs)
         self.metadata: StepMetadata | None = None
         self._mask = self._words = None
+        self._chains = compat.spec_settings().speculative_eagle_topk == 1  # no tree branches
         width = compat.num_draft_tokens()
         if width > 0 and not runner.is_draft_worker:
             cells = torch.zeros(self.max_bs * width * width, dtype=torch.bool, device=self.device)
@@ -79,7 +80,7 @@ class SpecFusedDecode(AttentionBackend):
         elif mode.is_target_verify():
             width = forward_batch.spec_info.draft_token_num
             self.metadata = StepMetadata(num_rows=width, seq_lens_offset=0)
-            if width > 1:
+            if width > 1 and not self._chains:
                 # A captured step reads the buffer that the draft stage fills; a batch that did
                 # not fit it brings a mask of its own, in the same layout.
                 custom = forward_batch.spec_info.custom_mask

@@ -46,10 +46,12 @@ class CatchUp:
         pairs: the ring.
         width: W, rows per request of the draft extend's graph.
         attn: the draft's extend attention if it is specfused's, which takes other widths too.
+        choose: `Chooser` of the candidates that drafting resumes from.
     """
 
-    def __init__(self, draft_worker, pairs: ring.PendingRing, width: int, attn):
+    def __init__(self, draft_worker, pairs: ring.PendingRing, width: int, attn, choose):
         self.worker = draft_worker
+        self.choose = choose
         self.pairs = pairs
         self.width = width
         self.wide = []
@@ -137,7 +139,7 @@ class CatchUp:
             self.worker.cuda_graph_runner_for_draft_extend,
             return_hidden_states_before_norm=False,
         )
-        return extend.forward(self.worker, forward_batch, select_index)
+        return extend.forward(self.worker, forward_batch, select_index, self.choose)
 
     def _resume(self, batch, last, caught_up, all_caught_up: bool) -> None:
         draft_input = batch.spec_info

@@ -6,19 +6,20 @@ captures is set on the object before it captures anything: `DraftStage.forward` 
 own draft_forward, with the tree built inside of the graph, and `ExtendGraphs` for the draft extend.
 """
 
+import functools
 import logging
-from dataclasses import dataclass
+import time
 
 import torch
 from sglang.srt.speculative.eagle_info import EagleVerifyInput
 from sglang.srt.speculative.eagle_utils import per_step_draft_out_cache_loc
 
 from specfused.sglang import compat_draft
-from specfused.sglang.candidates import choose
+from specfused.sglang.candidates import Chooser, raw_logits
 from specfused.sglang.draft import SpecFusedMultiStepDraftBackend
 from specfused.sglang.extend_graph import ExtendGraphs
 from specfused.sglang.modes import ours
-from specfused.sglang.tree import Tree
+from specfused.sglang.tree import Chain, Nodes, Tree
 
 logger = logging.getLogger(__name__)
 
@@ -50,31 +51,16 @@ def not_served(worker) -> str | None:
     return None
 
 
-@dataclass
-class Nodes:
-    """Trees of bs requests with W nodes each, as a verify takes them."""
-
-    tokens: torch.Tensor  # [bs, W] int64
-    next_token: torch.Tensor  # [bs, W] int64: first child
-    next_sibling: torch.Tensor  # [bs, W] int64
-    positions: torch.Tensor  # [bs, W] int64
-    mask: torch.Tensor | None = None  # [bs*W*W] bool: what each node sees
-
-    def of(self, bs: int) -> "Nodes":
-        """Those of the first requests."""
-        mask = None if self.mask is None else self.mask[: bs * self.tokens.shape[1] ** 2]
-        rows = (self.tokens, self.next_token, self.next_sibling, self.positions)
-        return Nodes(*(t[:bs] for t in rows), mask)
-
-
 class DraftStage:
     """Drafts of one speculative worker.
 
     Args:
         worker: `Switching`, before its draft worker captures graphs.
+        choose: of candidates, in the draft's steps and in its extend.
     """
 
-    def __init__(self, worker):
+    def __init__(self, worker, choose: Chooser):
+        self.choose = choose
         draft_worker = worker.draft_worker
         self.worker = draft_worker
         self.topk = worker.topk
@@ -84,13 +70,10 @@ class DraftStage:
         rows, width = target.max_bs, worker.speculative_num_draft_tokens
         device = draft_worker.draft_runner.device
 
-        def new(*shape):
-            return torch.zeros(shape, dtype=torch.int64, device=device)
-
+        self.mask = target.verify_mask.buffer
         # Static: a graph reads the roots and writes the nodes.
-        self.roots = new(rows)
-        self.nodes = Nodes(*(new(rows, width) for _ in range(4)), mask=target.verify_mask.buffer)
-        self.index = torch.arange(rows * width, dtype=torch.int64, device=device).view(rows, width)
+        self.roots = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.nodes = Nodes.new(rows, width, device)
         self._capture_sglangs = draft_worker._capture_cuda_graphs
         draft_worker._capture_cuda_graphs = self._capture
         draft_worker.draft_forward = self.forward
@@ -106,7 +89,10 @@ class DraftStage:
             worker.draft_extend_attn_backend = attn
         graphs = attn is not None and compat_draft.captures_graphs(worker.draft_runner)
         if graphs and compat_draft.captures_draft_extend():
-            worker.cuda_graph_runner_for_draft_extend = ExtendGraphs(worker)
+            start = time.perf_counter()
+            worker.cuda_graph_runner_for_draft_extend = ExtendGraphs(worker, self.choose)
+            seconds = time.perf_counter() - start
+            logger.info("specfused worker: draft extend graphs captured in %.1f s", seconds)
 
     def draft(self, batch) -> EagleVerifyInput:
         """Drafts for a decode batch, whose spec_info is its EagleDraftInput."""
@@ -123,9 +109,9 @@ class DraftStage:
         nodes = self.nodes.of(bs)
         verify_input = EagleVerifyInput(
             draft_token=nodes.tokens.flatten(),
-            custom_mask=self.nodes.mask,
+            custom_mask=self.mask,
             positions=nodes.positions.flatten(),
-            retrieve_index=self.index[:bs],
+            retrieve_index=nodes.index,
             retrieve_next_token=nodes.next_token,
             retrieve_next_sibling=nodes.next_sibling,
             retrieve_cum_len=None,
@@ -146,35 +132,31 @@ class DraftStage:
         Returns:
             As many results as SGLang's draft_forward has, none of which anybody reads.
         """
-        bs, info = forward_batch.batch_size, forward_batch.spec_info
-        tree = Tree(bs, self.topk, self.num_steps, self.roots.device)
-        seq_lens, slots = forward_batch.seq_lens, forward_batch.out_cache_loc
-        slots = per_step_draft_out_cache_loc(slots, bs, self.topk, self.num_steps)
-        branches = tree.start(info.topk_p, self._mapped(info.topk_index), info.hidden_states)
-        rows = (bs * self.topk, self.topk)
-        topk_p = torch.empty(rows, dtype=torch.float32, device=self.roots.device)
-        topk_index = torch.empty(rows, dtype=torch.int64, device=self.roots.device)
+        bs, info, topk = forward_batch.batch_size, forward_batch.spec_info, self.topk
+        runner = self.worker.draft_runner
+        slots = per_step_draft_out_cache_loc(forward_batch.out_cache_loc, bs, topk, self.num_steps)
+        tree = (Tree if topk > 1 else Chain)((bs, topk, self.num_steps), self.roots.device)
+        choose = functools.partial(self.choose, token_map=self.token_map)
+        first = info.topk_index
+        if self.token_map is not None:
+            first = self.token_map[first]
+        branches = tree.start(info.topk_p, first, info.hidden_states)
         for step in range(1, self.num_steps):
             forward_batch.input_ids, info.hidden_states = branches
             forward_batch.out_cache_loc = slots[step - 1]
             attn = self.worker.draft_attn_backend.attn_backends[step - 1]
-            with compat_draft.forward_on(attn, forward_batch):
-                output = self.worker.draft_runner.forward(forward_batch).logits_output
+            with compat_draft.forward_on(attn, forward_batch), raw_logits(runner.model):
+                output = runner.forward(forward_batch).logits_output
             forward_batch.positions.add_(1)
-            choose(output.next_token_logits, topk_p, topk_index)
-            branches = tree.grow(step, topk_p, self._mapped(topk_index), output.hidden_states)
-        tree.finish(self.roots[:bs], seq_lens, self.nodes.of(bs))
+            branches = tree.grow(step, output, choose)
+        tree.finish(self.nodes.of(bs), self.roots[:bs], forward_batch.seq_lens, self.mask)
         return (None,) * 4
 
-    def _mapped(self, topk_index):
-        """Tokens of the target's vocabulary for those of a smaller one."""
-        return topk_index if self.token_map is None else self.token_map[topk_index]
 
-
-def install(worker) -> DraftStage | None:
+def install(worker, choose: Chooser) -> DraftStage | None:
     """Our draft stage in its place; None and a line in the log where SGLang's own stays."""
     reason = not_served(worker)
     if reason is None:
-        return DraftStage(worker)
+        return DraftStage(worker, choose)
     logger.info("specfused worker: SGLang's own draft stage, for %s", reason)
     return None

@@ -14,11 +14,11 @@ from sglang.srt.model_executor.forward_batch_info import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 
 from specfused.sglang import compat, compat_draft
-from specfused.sglang.candidates import Candidates, chosen
+from specfused.sglang.candidates import Candidates, Chooser
 from specfused.sglang.extend_graph import ExtendGraphs
 
 
-def forward(draft_worker, forward_batch, select_index) -> Candidates:
+def forward(draft_worker, forward_batch, select_index, choose: Chooser) -> Candidates:
     """The draft model over a DRAFT_EXTEND_V2, through its graph if that can.
 
     Args:
@@ -35,7 +35,7 @@ def forward(draft_worker, forward_batch, select_index) -> Candidates:
             runner.attn_backend.init_forward_metadata(forward_batch)
             forward_batch.mark_forward_metadata_ready()
         output = compat_draft.eager_draft_extend(runner, forward_batch, select_index)
-    return chosen(output.next_token_logits, draft_worker.topk, output.hidden_states)
+    return choose.candidates(output.next_token_logits, output.hidden_states)
 
 
 class DraftExtend:
@@ -47,11 +47,13 @@ class DraftExtend:
         max_bs: most requests of a batch.
         attn: the draft's extend attention if it is specfused's. Others read lengths that SGLang
             computes, on the host or in other dtypes: they get SGLang's own draft extend.
+        choose: of the next step's candidates.
     """
 
-    def __init__(self, draft_worker, width: int, max_bs: int, attn):
+    def __init__(self, draft_worker, width: int, max_bs: int, attn, choose: Chooser):
         runner = draft_worker.draft_runner
         self.worker = draft_worker
+        self.choose = choose
         self.width = width
         plain = runner.canary_manager is None and not runner.model_config.model_is_mrope
         self.ours = attn is not None and plain
@@ -73,7 +75,7 @@ class DraftExtend:
             return
         hidden_states = result.logits_output.hidden_states
         forward_batch = self._forward_batch(batch, verify_input, hidden_states, committed)
-        last = forward(self.worker, forward_batch, committed.select_index)
+        last = forward(self.worker, forward_batch, committed.select_index, self.choose)
         following = result.next_draft_input
         following.topk_p, following.topk_index = last.topk_p, last.topk_index
         following.hidden_states = last.hidden_states

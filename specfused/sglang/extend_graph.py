@@ -19,14 +19,18 @@ from sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner import (
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 
 from specfused.sglang import compat_draft
-from specfused.sglang.candidates import Candidates, choose
+from specfused.sglang.candidates import Candidates, Chooser, raw_logits
 
 
 class ExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
     """Replays give the candidates of a batch; they stay as they are until the next replay."""
 
+    def __init__(self, draft_worker, choose: Chooser):
+        self.choose = choose
+        super().__init__(draft_worker)  # captures
+
     def capture(self):
-        rows, topk, device = self.max_bs, self.eagle_worker.topk, self.device
+        rows, topk, device = self.max_bs, self.choose.topk, self.device
         # Row i is always one of request i, so a padded request reads no row that is not there.
         self.select_rows = getattr(self.buffers, "select_index", None)
         if self.select_rows is None:
@@ -64,7 +68,6 @@ class ExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
             seq_lens=buffers.seq_lens[:bs],
             seq_lens_cpu=buffers.seq_lens_cpu[:bs],
             seq_lens_sum=bs * self.seq_len_fill_value,
-            next_token_logits_buffer=buffers.next_token_logits_buffer[:bs],
             extend_seq_lens=buffers.extend_seq_lens[:bs],
             extend_seq_lens_cpu=self.extend_seq_lens_cpu[:bs],
             out_cache_loc=buffers.out_cache_loc[:tokens],
@@ -87,15 +90,18 @@ class ExtendGraphs(EAGLEDraftExtendCudaGraphRunner):
     def _forward(self, forward_batch):
         """What is captured: the model, the selected rows' hidden states, the choice."""
         bs, given = forward_batch.batch_size, forward_batch.spec_info.hidden_states
-        output = self.model_runner.model.forward(
-            forward_batch.input_ids, forward_batch.positions, forward_batch
-        )
+        model = self.model_runner.model
+        with raw_logits(model):
+            output = model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch)
         forward_batch.spec_info.hidden_states = given
-        choose(output.next_token_logits, self.topk_p[:bs], self.topk_index[:bs])
+        topk_p = self.topk_p[:bs] if self.choose.topk > 1 else None  # a chain's stay 1
+        self.choose(output.next_token_logits, topk_p, self.topk_index[:bs])
         hidden_states = output.hidden_states
         if hidden_states is not None and hidden_states.shape[0] != bs:
             # 0.5.17 selects them only where they are what the lm_head reads.
             output.hidden_states = hidden_states[self.select_rows[:bs]]
+        # A graph's results stay in memory, for every bucket: not the logits.
+        output.next_token_logits = self.topk_p[:bs]
         return output
 
     def candidates(self, forward_batch, select_index) -> Candidates:

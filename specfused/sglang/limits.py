@@ -24,6 +24,7 @@ _FLAGS = {  # setting: what it is on the command line
     "speculative_use_rejection_sampling": "--speculative-use-rejection-sampling",
 }
 _SGLANG_DEFAULT_REQUESTS = 48
+MOST_BRANCHES = 16  # that the draft's ops choose
 
 
 def unsupported(worker) -> str | None:
@@ -49,6 +50,8 @@ def unsupported(worker) -> str | None:
         return "a sliding window KV pool"
     if runner.use_mla_backend and worker.topk > 1:
         return "trees over multi-head latent attention (MLA)"
+    if worker.topk > MOST_BRANCHES:
+        return f"trees of more than {MOST_BRANCHES} branches"
     if worker.draft_worker.seed_dsa_topk_from_draft_extend:
         return "a draft that hands indexer choices from step to step"
     if getattr(runner, "watermark_state", None) is not None:

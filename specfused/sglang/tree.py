@@ -1,99 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft tree of topk branches: grown a step at a time, then cut to its best W nodes.
+"""What a draft proposes: one branch, which is a chain, or a tree cut to its best nodes."""
 
-Candidates of a request are numbered as SGLang numbers them: topk of the first step, then topk
-groups of topk for every later step, a group for each branch. The parents of group g > 0 of a step
-are the candidates that its branches stand for.
-"""
+from dataclasses import dataclass
 
 import torch
 
+from specfused.sglang.tree_ops import draft_grow, draft_tree
 
-class Tree:
-    """Candidates of bs requests.
+
+@dataclass
+class Nodes:
+    """Trees of bs requests with W nodes each, as a verify takes them."""
+
+    tokens: torch.Tensor  # [bs, W] int64
+    index: torch.Tensor  # [bs, W] int64: flat number
+    next_token: torch.Tensor  # [bs, W] int64: first child
+    next_sibling: torch.Tensor  # [bs, W] int64
+    positions: torch.Tensor  # [bs, W] int64
+    words: torch.Tensor  # [bs, W] int64: what each node sees
+
+    @classmethod
+    def new(cls, bs: int, width: int, device) -> "Nodes":
+        """Nodes that nobody has written yet."""
+        return cls(*torch.zeros((6, bs, width), dtype=torch.int64, device=device))
+
+    def of(self, bs: int) -> "Nodes":
+        """Those of the first requests."""
+        return Nodes(*(tensor[:bs] for tensor in vars(self).values()))
+
+    def build(self, tokens, roots, seq_lens, mask=None, **tree) -> None:
+        """Writes all of them, see `draft_tree`."""
+        draft_tree(
+            tokens,
+            roots,
+            seq_lens,
+            self.tokens,
+            self.index,
+            self.next_token,
+            self.next_sibling,
+            self.positions.view(-1),
+            self.words,
+            mask=mask,
+            **tree,
+        )
+
+
+class Chain:
+    """The tokens of bs requests, a row a step.
 
     Args:
-        topk, num_steps: of the draft.
+        shape: bs, topk and num_steps of the draft.
     """
 
-    def __init__(self, bs: int, topk: int, num_steps: int, device):
-        self.topk = topk
-        count = topk + (num_steps - 1) * topk * topk
-        self.scores = torch.empty((bs, count), dtype=torch.float32, device=device)
-        self.tokens = torch.empty((bs, count), dtype=torch.int64, device=device)
-        groups = 1 + (num_steps - 1) * topk
-        self.parents = torch.empty((bs, groups), dtype=torch.int64, device=device)
-        self.frontier = None  # [bs, topk] scores of the branches
+    def __init__(self, shape: tuple[int, int, int], device):
+        bs, _, num_steps = shape
+        self.tokens = torch.empty((num_steps, bs), dtype=torch.int64, device=device)
 
     def start(self, topk_p, topk_index, hidden_states):
-        """Takes the first step's candidates, all of which become branches.
+        """Takes the first step's candidates.
 
         Args:
             topk_p, topk_index: [bs, topk].
             hidden_states: [bs, hidden] or None.
 
         Returns:
-            Tokens [bs*topk] and hidden states [bs*topk, hidden] of the branches.
+            Tokens [bs*topk] and hidden states [bs*topk, hidden] of the next step's branches.
         """
-        topk = self.topk
-        self.scores[:, :topk] = self.frontier = topk_p
-        self.tokens[:, :topk] = topk_index
-        self.parents[:, 0] = -1
-        if hidden_states is not None:
-            hidden_states = hidden_states.repeat_interleave(topk, dim=0)
-        self.parents[:, 1 : 1 + topk] = torch.arange(topk, device=topk_p.device)
-        return topk_index.flatten(), hidden_states
+        self.tokens[0].copy_(topk_index[:, 0])
+        return self.tokens[0], hidden_states
 
-    def grow(self, step: int, topk_p, topk_index, hidden_states):
-        """Takes the candidates of step >= 1 and makes the best topk of them the branches.
+    def grow(self, step: int, output, choose):
+        """Takes the candidates of a step > 0.
 
         Args:
-            topk_p, topk_index: [bs*topk, topk], a row a branch.
-            hidden_states: [bs*topk, hidden] or None.
+            output: of the draft model, a row a branch.
+            choose: (logits, topk_p or None, topk_index) -> None, writes them.
 
         Returns:
-            As `start`.
+            As `start`; nothing after the last step.
         """
-        topk, bs = self.topk, self.scores.shape[0]
-        first = topk + (step - 1) * topk * topk
-        scores = (self.frontier[:, :, None] * topk_p.view(bs, topk, topk)).flatten(1)
-        tokens = topk_index.view(bs, topk * topk)
-        self.scores[:, first : first + topk * topk] = scores
-        self.tokens[:, first : first + topk * topk] = tokens
-        self.frontier, best = torch.topk(scores, topk, dim=-1)
-        group = 1 + step * topk
-        if group < self.parents.shape[1]:
-            self.parents[:, group : group + topk] = best + first
+        tokens = self.tokens[step]
+        choose(output.next_token_logits, None, tokens[:, None])
+        return tokens, output.hidden_states
+
+    def finish(self, nodes: Nodes, roots, seq_lens, mask) -> None:
+        """Writes the nodes below the roots [bs], which are at seq_lens [bs] int64."""
+        nodes.build(self.tokens.T, roots, seq_lens)
+
+
+class Tree:
+    """All candidates of bs requests. Arguments and methods are those of `Chain`.
+
+    They are numbered as SGLang numbers them: topk of the first step, then topk groups of topk for
+    every later step, a group for each branch; parents are what the groups belong to.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], device):
+        bs, self.topk, self.num_steps = shape
+        groups = 1 + self.topk * (self.num_steps - 1)
+        count = groups * self.topk
+        self.scores = torch.empty((bs, count), dtype=torch.float32, device=device)
+        self.tokens = torch.empty((bs, count), dtype=torch.int64, device=device)
+        self.parents = torch.empty((bs, groups), dtype=torch.int64, device=device)
+        self.input_ids = torch.empty(bs * self.topk, dtype=torch.int64, device=device)
+
+    def start(self, topk_p, topk_index, hidden_states):
+        return self._grow(0, topk_p, topk_index, hidden_states)
+
+    def grow(self, step: int, output, choose):
+        shape, logits = (self.input_ids.shape[0], self.topk), output.next_token_logits
+        topk_p = torch.empty(shape, dtype=torch.float32, device=logits.device)
+        topk_index = torch.empty(shape, dtype=torch.int64, device=logits.device)
+        choose(logits, topk_p, topk_index)
+        return self._grow(step, topk_p, topk_index, output.hidden_states)
+
+    def _grow(self, step: int, topk_p, topk_index, hidden_states):
+        history = (self.scores, self.tokens, self.parents)
+        if step == self.num_steps - 1:
+            draft_grow(topk_p, topk_index, *history, step=step)
+            return None
+        chosen = None
         if hidden_states is not None:
-            rows = torch.arange(0, bs * topk, topk, device=best.device)[:, None] + best // topk
-            hidden_states = hidden_states[rows.flatten()]
-        return tokens.gather(1, best).flatten(), hidden_states
+            chosen = hidden_states.new_empty((self.input_ids.shape[0], hidden_states.shape[1]))
+        draft_grow(
+            topk_p,
+            topk_index,
+            *history,
+            step=step,
+            input_ids=self.input_ids,
+            hidden_in=hidden_states,
+            hidden_out=chosen,
+        )
+        return self.input_ids, chosen
 
-    def finish(self, roots, seq_lens, out) -> None:
-        """The best W - 1 candidates under the roots.
-
-        Args:
-            roots: [bs] int64 tokens.
-            seq_lens: [bs] int64 position of the roots.
-            out: `Nodes` of these requests, written.
-        """
-        bs, width = out.tokens.shape
-        best = torch.topk(self.scores, width - 1, dim=-1).indices.sort(dim=-1).values
-        out.tokens[:, 0] = roots
-        out.tokens[:, 1:] = self.tokens.gather(1, best)
-        above = self.parents.gather(1, best // self.topk)
-        parent = torch.where(above < 0, 0, torch.searchsorted(best, above) + 1)
-        sees = torch.eye(width, dtype=torch.bool, device=roots.device).repeat(bs, 1, 1)
-        sees[:, :, 0] = True
-        out.next_token.fill_(-1)
-        out.next_sibling.fill_(-1)
-        request = torch.arange(bs, device=roots.device)
-        for node in range(width - 1, 0, -1):  # children in rising order, the lowest one first
-            up = parent[:, node - 1]
-            out.next_sibling[request, node] = out.next_token[request, up]
-            out.next_token[request, up] = node
-        for node in range(1, width):  # a parent comes before its children
-            sees[:, node] |= sees[request, parent[:, node - 1]]
-        torch.add(seq_lens[:, None], sees.sum(-1) - 1, out=out.positions)
-        if out.mask is not None:
-            out.mask.view(bs, width, width).copy_(sees)
+    def finish(self, nodes: Nodes, roots, seq_lens, mask) -> None:
+        nodes.build(
+            self.tokens, roots, seq_lens, mask=mask, scores=self.scores, parents=self.parents
+        )

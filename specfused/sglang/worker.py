@@ -12,6 +12,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from specfused.policy import Mode
 from specfused.sglang import compat, draft_stage, features, limits, release, ring
+from specfused.sglang.candidates import Chooser
 from specfused.sglang.catch_up import CatchUp
 from specfused.sglang.commit import Verifier
 from specfused.sglang.extend import DraftExtend
@@ -33,7 +34,8 @@ class Switching:
 
     def init_cuda_graphs(self):
         if self.switches:
-            self.draft_stage = draft_stage.install(self) or self.draft_worker
+            choose = Chooser(self.topk, self.req_to_token_pool.req_to_token.shape[0])
+            self.draft_stage = draft_stage.install(self, choose) or self.draft_worker
         super().init_cuda_graphs()
         if not self.switches:
             return
@@ -49,8 +51,8 @@ class Switching:
         )
         width = self.speculative_num_draft_tokens
         attn = draft_worker.draft_extend_attn_backend or draft_worker.draft_runner.attn_backend
-        self.catch_up = CatchUp(draft_worker, self.ring, width, ours(attn))
-        self.draft_extend = DraftExtend(draft_worker, width, table_shape[0], ours(attn))
+        self.catch_up = CatchUp(draft_worker, self.ring, width, ours(attn), choose)
+        self.draft_extend = DraftExtend(draft_worker, width, table_shape[0], ours(attn), choose)
         if self.topk > 1:
             features.check_pool(runner)
         self.modes = Modes(runner)

@@ -3,12 +3,14 @@
 
 import copy
 import json
+import types
 
 import pytest
 import torch
 from cases import CHAIN, MAX_NEW_TOKENS, PROMPTS, TREE, Setting
 from graphs import emulate
 from harness import run_engine, speculation, wrap
+from sglang.srt.layers.logits_processor import LogitsProcessor
 from switching import EAGLE3_TREE, EAGLE_CHAIN, OVERLAP, RUNS, Rounds, run
 
 pytestmark = pytest.mark.engine
@@ -54,7 +56,8 @@ class BothDrafts(Log):
         written = [buffer[slots].clone() for buffer in buffers]
         for buffer in buffers:
             buffer[slots] = torch.nan
-        stage.nodes.mask.fill_(True)
+        if stage.topk > 1:  # nobody reads a chain's
+            stage.mask.fill_(True)
         worker.draft_forward = stage.forward
         verify_input = original(stage, batch)
         mine = self._nodes(verify_input, len(batch.seq_lens))
@@ -125,5 +128,88 @@ def test_rounds_through_graphs(setting, mode, models, rounds, tmp_path):
     found = Rounds(outcome, rounds(*setting))
     assert found.on > 20 and found.wrong == []
     sizes, modes = map(set, zip(*replays.read(), strict=True))
-    assert sizes == {2, 4, 8}
+    assert 8 in sizes and len(sizes) > 1
     assert modes == {"DECODE", "DRAFT_EXTEND_V2"}
+
+
+def a_worker(**overrides):
+    """A speculative worker whose drafts are ours, but for `overrides`."""
+    from specfused.sglang import backend, draft
+
+    attn = backend.SpecFusedDecode.__new__(backend.SpecFusedDecode)
+    steps = draft.SpecFusedMultiStepDraftBackend.__new__(draft.SpecFusedMultiStepDraftBackend)
+    names = overrides.pop("architectures", ["LlamaForCausalLMEagle"])
+    runner = {
+        "attn_backend": attn,
+        "canary_manager": overrides.pop("canary", None),
+        "server_args": None,
+        "model_config": types.SimpleNamespace(
+            model_is_mrope=overrides.pop("mrope", False),
+            hf_config=types.SimpleNamespace(architectures=names),
+        ),
+    }
+    draft_worker = {
+        "draft_runner": types.SimpleNamespace(**runner),
+        "draft_attn_backend": overrides.pop("draft_attn", steps),
+        "draft_extend_attn_backend": overrides.pop("extend_attn", attn),
+        "index_share_for_mtp_iteration": overrides.pop("index_share", False),
+    }
+    target = types.SimpleNamespace(attn_backend=overrides.pop("target_attn", attn))
+    return types.SimpleNamespace(
+        draft_worker=types.SimpleNamespace(**draft_worker),
+        target_worker=types.SimpleNamespace(model_runner=target),
+        **{"topk": 4, "page_size": 1, **overrides},
+    )
+
+
+NOT_SERVED = {
+    "another backend's attention in the draft": {"draft_attn": object()},
+    "another backend's attention in the draft extend": {"extend_attn": object()},
+    "another backend's attention in the target": {"target_attn": object()},
+    "a tree on pages of more than one token": {"page_size": 16},
+    "a KV canary": {"canary": object()},
+    "multi-dimensional positions in the draft": {"mrope": True},
+    "a draft that shares indexer choices between steps": {"index_share": True},
+    "a draft that needs contiguous slots": {"architectures": ["Qwen3MoeForCausalLMMTP"]},
+    "ranks that gather their tokens": {"gathers": True},
+    None: {},
+}
+
+
+@pytest.mark.parametrize("reason", NOT_SERVED)
+def test_what_keeps_sglangs_own_stage(reason, monkeypatch, caplog):
+    from specfused.sglang import compat_draft, draft_stage
+
+    overrides = dict(NOT_SERVED[reason])
+    gathers = overrides.pop("gathers", False)
+    monkeypatch.setattr(compat_draft, "gathers_buffers", lambda runner: gathers)
+    worker = a_worker(**overrides)
+    assert draft_stage.not_served(worker) == reason
+    if reason is not None:
+        with caplog.at_level("INFO"):
+            assert draft_stage.install(worker, None) is None
+        assert f"SGLang's own draft stage, for {reason}" in caplog.text
+
+
+def test_a_chain_on_pages_is_served(monkeypatch):
+    from specfused.sglang import compat_draft, draft_stage
+
+    monkeypatch.setattr(compat_draft, "gathers_buffers", lambda runner: False)
+    assert draft_stage.not_served(a_worker(topk=1, page_size=16)) is None
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_raw_logits(cap):
+    """Without the conversion to float32, which is back afterwards; not where logits are capped."""
+    from specfused.sglang.candidates import raw_logits
+
+    processor = LogitsProcessor.__new__(LogitsProcessor)
+    torch.nn.Module.__init__(processor)
+    processor.vocab_size, processor.final_logit_softcapping = 3, cap
+    logits = torch.ones(2, 4, dtype=torch.bfloat16)
+    metadata = types.SimpleNamespace(next_token_logits_buffer=None)
+    with raw_logits(types.SimpleNamespace(logits_processor=processor)):
+        found = processor._copy_logits_to_buffer(logits, metadata)
+    assert found.shape == (2, 3)
+    assert found.dtype == (torch.bfloat16 if cap is None else torch.float32)
+    assert processor._copy_logits_to_buffer(logits, metadata).dtype == torch.float32

@@ -59,11 +59,14 @@ def worker(**overrides):
     """A worker that may switch, but for `overrides` of its model runner."""
     config = types.SimpleNamespace(is_multimodal=overrides.pop("is_multimodal", False))
     draft = types.SimpleNamespace(seed_dsa_topk_from_draft_extend=overrides.pop("seed", False))
+    topk = overrides.pop("topk", 4)
     values = {"is_hybrid_swa": False, "use_mla_backend": False, **overrides}
     target = types.SimpleNamespace(
         model_runner=types.SimpleNamespace(model_config=config, **values)
     )
-    return types.SimpleNamespace(plan_stream=None, target_worker=target, draft_worker=draft, topk=4)
+    return types.SimpleNamespace(
+        plan_stream=None, target_worker=target, draft_worker=draft, topk=topk
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,6 +83,7 @@ def worker(**overrides):
         ({}, {"watermark_state": object()}, "watermarks"),
         ({}, {"is_hybrid_swa": True}, "a sliding window KV pool"),
         ({}, {"use_mla_backend": True}, "trees over multi-head latent attention (MLA)"),
+        ({}, {"topk": 17}, "trees of more than 16 branches"),
         ({}, {"seed": True}, "a draft that hands indexer choices from step to step"),
     ],
 )
