@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """SGLang's EAGLE worker with a choice per decode step: draft, or decode plainly.
 
-`Switching` overrides what a step does and leaves construction, prefill, weights and the draft
-stage itself to SGLang. See `modes` for the two kinds of step, `ring` for what an off step leaves
-behind, `catch_up` for how drafting resumes, `commit` for how every step ends, `extend` for the
-draft model after it.
+`Switching` overrides what a step does and leaves construction, prefill and weights to SGLang. See
+`modes` for the two kinds of step, `draft_stage` for how drafts are made, `ring` for what an off
+step leaves behind, `catch_up` for how drafting resumes, `commit` for how every step ends, `extend`
+for the draft model after it.
 """
 
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
