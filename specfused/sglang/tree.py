@@ -17,12 +17,11 @@ class Nodes:
     next_token: torch.Tensor  # [bs, W] int64: first child
     next_sibling: torch.Tensor  # [bs, W] int64
     positions: torch.Tensor  # [bs, W] int64
-    words: torch.Tensor  # [bs, W] int64: what each node sees
 
     @classmethod
     def new(cls, bs: int, width: int, device) -> "Nodes":
         """Nodes that nobody has written yet."""
-        return cls(*torch.zeros((6, bs, width), dtype=torch.int64, device=device))
+        return cls(*torch.zeros((5, bs, width), dtype=torch.int64, device=device))
 
     def of(self, bs: int) -> "Nodes":
         """Those of the first requests."""
@@ -39,7 +38,6 @@ class Nodes:
             self.next_token,
             self.next_sibling,
             self.positions.view(-1),
-            self.words,
             mask=mask,
             **tree,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`draft_grow` and `draft_tree` of `specfused.ops`, or the same in torch where a build lacks them.
+"""The tree of drafts in torch: how it grows by a step, and how it is cut to the nodes to verify.
 
 Shapes: bs requests, topk k, P = 1 + k*(steps - 1) groups of k candidates, N = k*P, W nodes.
 """
@@ -7,10 +7,8 @@ Shapes: bs requests, topk k, P = 1 + k*(steps - 1) groups of k candidates, N = k
 import torch
 from sglang.srt.speculative.eagle_utils import TreeMaskMode, build_tree_kernel_efficient
 
-from specfused import ops
 
-
-def grow(
+def draft_grow(
     topk_p, topk_index, scores, tokens, parents, *, step, input_ids=None, hidden_in=None,
     hidden_out=None,
 ) -> None:  # fmt: skip
@@ -46,8 +44,8 @@ def grow(
         torch.index_select(hidden_in, 0, rows.flatten(), out=hidden_out)
 
 
-def build(
-    tokens, roots, seq_lens, draft_tokens, index, next_token, next_sibling, positions, words, *,
+def draft_tree(
+    tokens, roots, seq_lens, draft_tokens, index, next_token, next_sibling, positions, *,
     scores=None, parents=None, mask=None,
 ) -> None:  # fmt: skip
     """Cuts a tree to its best W - 1 candidates and links them; without scores it is a chain.
@@ -57,8 +55,7 @@ def build(
         roots, seq_lens: [bs] tokens of the roots and where they are.
         draft_tokens, index, next_token, next_sibling: [bs, W] int64, written.
         positions: [bs*W] int64, written.
-        words: of `ops.draft_tree`, not written here.
-        scores, parents: as `grow` left them.
+        scores, parents: as `draft_grow` left them.
         mask: bool, at least bs*W*W cells, written.
     """
     bs, width = draft_tokens.shape
@@ -93,7 +90,3 @@ def build(
     )
     for written, found in zip((positions, index, next_token, next_sibling), linked, strict=True):
         written.copy_(found)
-
-
-draft_grow = getattr(ops, "draft_grow", grow)
-draft_tree = getattr(ops, "draft_tree", build)
