@@ -37,13 +37,44 @@ def same(shown: str, value: float, where):
 
 def test_serving():
     found = results("h200-switch.json", "tok_s_nominal")
-    for requests, *cells, over in rows("requests | SGLang plain"):
+    for requests, *cells, over in rows("requests | SGLang plain, Triton"):
         of = [found.get((f"switch/c{requests}", impl)) for impl in SERVING]
         for shown, value, impl in zip(cells, of, SERVING, strict=True):
             assert (shown == "-") == (value is None), (requests, impl)
             if value is not None:
                 same(shown, value, (requests, impl))
         same(over.removesuffix("x"), of[-1] / of[0], requests)
+
+
+def test_two_gpus():
+    found = results("h200x2-serve.json", "tok_s_nominal")
+    impls = ("sglang-plain-triton", *(f"specfused-{s}-{m}" for s in ("tree", "chain")
+                                      for m in ("on", "auto")))  # fmt: skip
+    for requests, *cells in rows("requests | SGLang plain | tree on"):
+        for shown, impl in zip(cells, impls, strict=True):
+            same(shown, found[f"serve/c{requests}", impl], (requests, impl))
+
+
+def test_step_in_load():
+    found = results("h200-load.json", "tok_s_steady")
+    phases = ("load/p0-c4", "load/p1-c128", "load/p2-c4")
+    text = " ".join((ROOT / "README.md").read_text().split())
+    words = re.search(
+        r"steady rate is (\d+), (\d+) and (\d+) tokens per second; "
+        r"always on (\d+), (\d+) and (\d+), off (\d+), (\d+) and (\d+)\.", text
+    )  # fmt: skip
+    assert words
+    points = [(phase, TREE + mode) for mode in ("auto", "on", "off") for phase in phases]
+    for shown, point in zip(words.groups(), points, strict=True):
+        same(shown, found[point], point)
+
+
+def test_memory_while_modes_change():
+    """Nothing within a generation, at one point something between two."""
+    found = results("h200-flips.json", "memory")
+    assert len(found) == 4 and not any(memory["changes"] for memory in found.values())
+    grown = [most - first for first, _, most in (m["reserved_bytes"] for m in found.values())]
+    assert sorted(grown) == [0, 0, 0, 2 << 20]
 
 
 def test_attention():

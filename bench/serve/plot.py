@@ -5,12 +5,13 @@ serve: rate over concurrency, one figure per shape of speculation, with the conc
 drafting stops paying. load: rate over time, with the mode of the policy behind it.
 """
 
-import json
+import argparse
 import math
 import re
 import sys
 from pathlib import Path
 
+from bench import argtypes
 from bench.serve import timeline
 from bench.serve.setups import ADAPTIVE, ANCHOR, SHAPES, check
 
@@ -309,10 +310,11 @@ def draw(results: dict, folder: Path) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        print("usage: python -m bench.serve.plot FILE DIR", file=sys.stderr)
-        return 2
-    print("\n".join(draw(json.loads(Path(argv[0]).read_text()), Path(argv[1]))))
+    p = argparse.ArgumentParser(prog="python -m bench.serve.plot")
+    p.add_argument("file", type=argtypes.results, help="of a suite of whole engines")
+    p.add_argument("dir", type=Path)
+    args = p.parse_args(argv)
+    print("\n".join(draw(args.file, args.dir)))
     return 0
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from bench.serve import arguments, plot
+from bench.serve import arguments, plot, timeline
 from bench.serve.suite import Suite
 
 
@@ -112,7 +112,11 @@ def test_figures(tmp_path, capsys):
 
 
 def test_the_command_line(capsys):
-    assert plot.main(["one"]) == 2 and "FILE DIR" in capsys.readouterr().err
+    for main in (plot.main, timeline.main):
+        with pytest.raises(SystemExit) as error:
+            main(["missing", "folder"])
+        said = "must be a results file of bench/run.py, got 'missing'"
+        assert error.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_a_suite_draws_at_its_end(tmp_path, capsys):

@@ -319,8 +319,12 @@ def test_arguments_of_steps():
         arguments.parse(["--device=cpu", "--profile=3", "--concurrency=1,4"])
 
 
-def test_drawing(tmp_path):
+def test_drawing(tmp_path, capsys):
     assert timeline.draw([{"id": "serve/c2"}], tmp_path) == "no plot: no step was profiled"
+    file = tmp_path / "steps.json"
+    file.write_text(json.dumps({"meta": {}, "cases": []}))
+    assert timeline.main([str(file), str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "no plot: no step was profiled\n"
     found = trace.summary(trace.Trace(verify_trace()), skip=2, most=20)
     cases = [{"id": "steps/c2", "impl": name, **found} for name in ("a", "b")]
     said = timeline.draw(cases, tmp_path / "plots")

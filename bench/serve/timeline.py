@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the timelines of a results file: `python -m bench.serve.timeline FILE.json DIR`."""
 
-import json
+import argparse
 import sys
 from pathlib import Path
+
+from bench import argtypes
 
 HOST = ("scheduler", "host")  # rows above the streams
 
@@ -61,5 +63,14 @@ def draw(cases: list[dict], folder: Path) -> str:
     return f"wrote {', '.join(paths)}"
 
 
+def main(argv: list[str]) -> int:
+    p = argparse.ArgumentParser(prog="python -m bench.serve.timeline")
+    p.add_argument("file", type=argtypes.results, help="of --suite steps, or with --profile")
+    p.add_argument("dir", type=Path)
+    args = p.parse_args(argv)
+    print(draw(args.file["cases"], args.dir))
+    return 0
+
+
 if __name__ == "__main__":
-    print(draw(json.loads(Path(sys.argv[1]).read_text())["cases"], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1:]))
