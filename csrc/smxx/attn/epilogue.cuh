@@ -302,45 +302,68 @@ __device__ __forceinline__ void finish_many(int first_row, int row_group, RowSta
   const float scale = sink.launch.scale_log2;
   using Op = ptx::Element<typename Traits::Element>;
   const int lane = threadIdx.x % 32;
-  // By vote, so that the compiler knows that lanes agree.
+  const auto row_of_tile = [&](int b, int h) {
+    return first_row + (row_group * Traits::kRowBlocks + b) * 16 + h * 8 + lane / 4;
+  };
+#pragma unroll
+  for (int b = 0; b < Traits::kRowBlocks; ++b) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float& sum = state.sum[b][h];
+      sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+      sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
+      float& max = state.max[b][h];
+      max = max == -CUDART_INF_F ? max : __fmul_rn(max, scale);
+    }
+  }
+  // Parts and results each in one piece of code, and what closes a unit apart: a CTA runs through
+  // as little as it can. By vote, so that the compiler knows that lanes agree.
+  if (__any_sync(~0u, sink.others > 0)) {
+#pragma unroll
+    for (int b = 0; b < Traits::kRowBlocks; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        add_others<Traits, Rows>(min_of(row_of_tile(b, h), rows - 1), b, h, state.max[b][h],
+                                 state.sum[b][h], state, sink);
+      }
+    }
+  }
   const bool direct = __any_sync(~0u, sink.direct());
 #pragma unroll
   for (int b = 0; b < Traits::kRowBlocks; ++b) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = state.sum[b][h];
-      sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
-      sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
-      const int row = first_row + (row_group * Traits::kRowBlocks + b) * 16 + h * 8 + lane / 4;
-      const bool valid = row < rows;
-      const int packed = valid ? row : rows - 1;
-      float max = state.max[b][h];
-      max = max == -CUDART_INF_F ? max : __fmul_rn(max, scale);
-      if (sink.others > 0) add_others<Traits, Rows>(packed, b, h, max, sum, state, sink);
-      if (valid && lane % 4 == 0) sink.put_stats(packed, max, sum);
-      if (direct) {
-        const float f = normaliser(sum);
-        auto* to = sink.out_row(packed) + lane % 4 * 8;
+      const int row = row_of_tile(b, h);
+      if (row < rows && lane % 4 == 0) sink.put_stats(row, state.max[b][h], state.sum[b][h]);
+      if (direct || row >= rows) continue;
+      float* to = sink.partial_row(row) + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < Traits::kHeadDim / 8; n += 4) {
-          uint32_t words[4];
+      for (int n = 0; n < Traits::kHeadDim / 8; ++n) {
+        *reinterpret_cast<float2*>(to + n * 8) =
+            make_float2(state.o[b][n][2 * h], state.o[b][n][2 * h + 1]);
+      }
+    }
+  }
+  if (!direct) return;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float* o = &state.o[b][n + i][2 * h];
-            words[i] = Op::pack(__fmul_rn(o[0], f), __fmul_rn(o[1], f));
-          }
-          transpose_in_quad(words);
-          if (valid) {
-            *reinterpret_cast<uint4*>(to + n * 8) =
-                make_uint4(words[0], words[1], words[2], words[3]);
-          }
+  for (int b = 0; b < Traits::kRowBlocks; ++b) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = row_of_tile(b, h);
+      const float f = normaliser(state.sum[b][h]);
+      auto* to = sink.out_row(min_of(row, rows - 1)) + lane % 4 * 8;
+#pragma unroll
+      for (int n = 0; n < Traits::kHeadDim / 8; n += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* o = &state.o[b][n + i][2 * h];
+          words[i] = Op::pack(__fmul_rn(o[0], f), __fmul_rn(o[1], f));
         }
-      } else if (valid) {
-        float* to = sink.partial_row(packed) + lane % 4 * 2;
-#pragma unroll
-        for (int n = 0; n < Traits::kHeadDim / 8; ++n) {
-          *reinterpret_cast<float2*>(to + n * 8) =
-              make_float2(state.o[b][n][2 * h], state.o[b][n][2 * h + 1]);
+        transpose_in_quad(words);
+        if (row < rows) {
+          *reinterpret_cast<uint4*>(to + n * 8) =
+              make_uint4(words[0], words[1], words[2], words[3]);
         }
       }
     }
