@@ -301,7 +301,7 @@ __device__ __forceinline__ void finish_many(int first_row, int row_group, RowSta
   const int rows = sink.launch.rows;
   const float scale = sink.launch.scale_log2;
   using Op = ptx::Element<typename Traits::Element>;
-  const int lane = threadIdx.x % 32;
+  const int lane = ptx::thread_index_here() % 32;
   const auto row_of_tile = [&](int b, int h) {
     return first_row + (row_group * Traits::kRowBlocks + b) * 16 + h * 8 + lane / 4;
   };
