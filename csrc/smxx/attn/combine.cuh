@@ -189,6 +189,7 @@ __device__ __forceinline__ bool closes(const AttnParams& p, Shared& shared, cons
     for (int look = 1;
          look < kMaxLooks && num_arrived(seen) != others && nearly_all_started(seen, s.num_splits);
          ++look) {
+      ptx::delay(look);
       seen = ptx::load_acquire(word);
     }
     shared.closes = num_arrived(seen) == others;
