@@ -24,7 +24,8 @@ static const DelaySeed registered_delay_seed(&delay_seed);
 
 // One call in four sleeps for up to 4 us, short times as often as long ones. How long follows from
 // the seed, the place in the source, the CTA, the warp and `iteration`. May stand where a warp, or
-// a part of it, waits or arrives; not between wgmma of one group.
+// a part of it, waits or arrives; not between wgmma of one group, nor between wgmma and the release
+// of what they read: it would give a release that comes too early the time that it lacks.
 __device__ __forceinline__ void delay(uint32_t iteration, uint32_t line = __builtin_LINE()) {
   const uint32_t seed = delay_seed;
   if (seed == 0) return;

@@ -112,7 +112,6 @@ struct Math {
       ptx::async_proxy_fence();  // the copies were made through the generic proxy
     };
     auto release = [&](HalfBarriers& half, const Place& place) {
-      ptx::delay(2 * place.stage + place.parity);
       __syncwarp();  // behind what any of its lanes has read
       if (threadIdx.x % 32 == 0) ptx::barrier_arrive(ptx::smem_address(&half.empty[place.stage]));
     };
