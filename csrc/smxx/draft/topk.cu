@@ -120,15 +120,12 @@ __device__ __forceinline__ void take_slice(const DraftTopkParams& p, const T* lo
     for (int u = 0; u < S::kVectors; ++u) {
       unpack(share.bits[u], values + u * S::kVector, static_cast<const T*>(nullptr));
     }
-    uint64_t keys[kBlockKeys + 1];
-#pragma unroll
-    for (int i = 0; i < kBlockKeys; ++i) {
-      const auto index = static_cast<uint32_t>(at + S::offset(i / S::kVector) + i % S::kVector);
-      keys[i] = key_of(values[i], index, p.vocab);
-    }
-    keys[kBlockKeys] = of_warp;
     if constexpr (kSums) {
-      const float above = argmax_value(warp_max(largest_of(keys)));
+      float above = argmax_value(warp_max(of_warp));  // of no key a NaN, which fmaxf leaves out
+#pragma unroll
+      for (float x : values) above = fmaxf(above, x);
+      for (int step = 16; step > 0; step /= 2)
+        above = fmaxf(above, __shfl_xor_sync(~0u, above, step));
       // Not of nothing, and not of infinite ones, whose sums nobody reads.
       if (above > -INFINITY && above < INFINITY) {
         sum *= exp_of(largest - above);
@@ -137,6 +134,13 @@ __device__ __forceinline__ void take_slice(const DraftTopkParams& p, const T* lo
         largest = above;
       }
     }
+    uint64_t keys[kBlockKeys + 1];
+#pragma unroll
+    for (int i = 0; i < kBlockKeys; ++i) {
+      const auto index = static_cast<uint32_t>(at + S::offset(i / S::kVector) + i % S::kVector);
+      keys[i] = key_of(values[i], index, p.vocab);
+    }
+    keys[kBlockKeys] = of_warp;
     of_warp = warp_best(keys, p.topk);
   }
   if constexpr (kSums) {
